@@ -1,0 +1,1 @@
+"""What every NoETL service shares. Imports point one way: process -> store, bus, blob -> wire -> domain."""

@@ -1,0 +1,1 @@
+"""Where result bytes live: the tiers behind one ResultStore."""

@@ -1,0 +1,1 @@
+"""Pure: values in, values out. No clock, no randomness, no I/O, no environment."""

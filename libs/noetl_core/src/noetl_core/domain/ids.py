@@ -1,0 +1,51 @@
+"""The identifiers of the system, each its own type, and the readable id of a command."""
+
+import re
+from typing import NamedTuple, NewType
+
+ExecutionId = NewType("ExecutionId", int)
+EventId = NewType("EventId", int)
+CatalogId = NewType("CatalogId", int)
+LoopId = NewType("LoopId", int)
+RefId = NewType("RefId", int)
+RuntimeId = NewType("RuntimeId", int)
+EpochId = NewType("EpochId", int)
+ShardId = NewType("ShardId", int)
+VnodeId = NewType("VnodeId", int)
+WorkerId = NewType("WorkerId", str)
+StepName = NewType("StepName", str)
+CommandId = NewType("CommandId", str)
+VisitId = NewType("VisitId", str)
+
+_COMMAND = re.compile(r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?#(?P<attempt>\d+)")
+
+
+class CommandParts(NamedTuple):
+    step: StepName
+    visit: int
+    index: int | None
+    attempt: int
+
+
+def visit_id(step: str, visit: int) -> VisitId:
+    """`load.2`: the second time the step `load` is entered."""
+    return VisitId(f"{step}.{visit}")
+
+
+def command_id(step: str, visit: int, *, index: int | None, attempt: int) -> CommandId:
+    """`load.1/17#2`: second attempt at item 17 of the first visit. Also the idempotency key."""
+    iteration = "" if index is None else f"/{index}"
+    return CommandId(f"{step}.{visit}{iteration}#{attempt}")
+
+
+def parse_command_id(text: str) -> CommandParts:
+    match = _COMMAND.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a command id such as 'load.1/17#2'")
+    index = match["index"]
+    return CommandParts(
+        step=StepName(match["step"]),
+        visit=int(match["visit"]),
+        index=None if index is None else int(index),
+        attempt=int(match["attempt"]),
+    )

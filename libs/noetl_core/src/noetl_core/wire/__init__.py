@@ -1,0 +1,1 @@
+"""What crosses a process boundary, spelled once: subjects, streams, messages, their codec."""

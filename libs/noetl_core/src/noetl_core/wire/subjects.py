@@ -1,0 +1,47 @@
+"""Every NATS subject, spelled once.
+
+noetl.events.{shard}.batch           worker, reaper, other systems -> broker   (JetStream)
+noetl.events.{shard}.{type}          the same, one message of that type
+noetl.inbox.{shard}                  gateway -> broker: look into noetl.inbox now
+noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
+noetl.commands.{shard}.worker.{id}   broker -> that worker
+noetl.log.{shard}                    broker -> projection: the log has grown
+"""
+
+from noetl_core.domain.ids import ShardId, WorkerId
+
+EVENT_STREAM = "NOETL_EVENTS"
+EVENT_STREAM_SUBJECTS = ("noetl.events.>",)
+
+
+def event_batch(shard: ShardId) -> str:
+    return f"noetl.events.{shard}.batch"
+
+
+def shard_events(shard: ShardId) -> str:
+    return f"noetl.events.{shard}.>"
+
+
+def event_consumer(shard: ShardId) -> str:
+    """The durable consumer that whoever owns the shard reads from."""
+    return f"broker-{shard}"
+
+
+def inbox_wake(shard: ShardId) -> str:
+    return f"noetl.inbox.{shard}"
+
+
+def pool_wake(shard: ShardId, pool: str) -> str:
+    return f"noetl.commands.{shard}.pool.{pool}"
+
+
+def any_pool_wake(pool: str) -> str:
+    return f"noetl.commands.*.pool.{pool}"
+
+
+def worker_wake(worker_id: WorkerId) -> str:
+    return f"noetl.commands.*.worker.{worker_id}"
+
+
+def log_wake(shard: ShardId) -> str:
+    return f"noetl.log.{shard}"
