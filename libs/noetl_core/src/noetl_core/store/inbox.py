@@ -1,0 +1,62 @@
+"""noetl.inbox: the durable road into a shard. The broker deletes a row in the commit that acts on it.
+
+A body is a batch of messages (wire/messages.py). What a client was promised carries its
+execution, so that a request which no broker has seen yet can be found.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.store.postgres import Connection, Pool
+
+
+class InboxRow(NamedTuple):
+    inbox_id: int
+    shard_id: ShardId
+    body: bytes
+
+
+_PUT = "INSERT INTO noetl.inbox (shard_id, body) VALUES ($1, $2)"
+
+
+async def put(conn: Connection | Pool, shard_id: ShardId, body: bytes) -> None:
+    await conn.execute(_PUT, shard_id, body)
+
+
+# The shard is worked out where the shard count is, so a promise never goes by a stale one.
+_PROMISE = """
+INSERT INTO noetl.inbox (shard_id, execution_id, body)
+SELECT noetl.vnode($1) % value::integer, $1, $2
+FROM noetl.setting WHERE name = 'shard_count'
+RETURNING shard_id
+"""
+
+
+async def promise(conn: Connection | Pool, execution_id: ExecutionId, body: bytes) -> ShardId:
+    """Commit a request about one execution; says which shard to wake."""
+    return ShardId(await conn.fetchval(_PROMISE, execution_id, body))
+
+
+_WAITING = """
+SELECT inbox_id, shard_id, body FROM noetl.inbox
+WHERE shard_id = ANY ($1::integer[])
+ORDER BY inbox_id
+LIMIT $2
+"""
+
+
+async def waiting(
+    conn: Connection | Pool, shard_ids: Sequence[ShardId], *, limit: int
+) -> list[InboxRow]:
+    """The oldest rows of these shards. They stay until their ids are given to a commit."""
+    rows = await conn.fetch(_WAITING, shard_ids, limit)
+    return [InboxRow(row["inbox_id"], ShardId(row["shard_id"]), row["body"]) for row in rows]
+
+
+_DELETE = "DELETE FROM noetl.inbox WHERE inbox_id = ANY ($1::bigint[])"
+
+
+async def delete(conn: Connection | Pool, inbox_ids: Sequence[int]) -> None:
+    """For rows that lead to no commit, such as one that was parked in noetl.dead_letter."""
+    await conn.execute(_DELETE, inbox_ids)
