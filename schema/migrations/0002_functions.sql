@@ -119,3 +119,51 @@ BEGIN
     END IF;
 END
 $$;
+
+-- Makes one dated partition of the log or of the results, ahead of time; says 'created', 'exists',
+-- 'occupied' (the DEFAULT partition holds rows of the range already: they stay there) or 'busy'
+-- (someone held the DEFAULT partition for half a second: ask again later).
+-- It runs with the rights of the tables' owner, so that the compactor, who alone may call it, needs
+-- no right to create anything else; what it is given is therefore checked here.
+-- CREATE TABLE ... PARTITION OF would lock out every reader and writer of the parent. Attaching
+-- locks only the DEFAULT partition, while it is searched for rows of the range; it is empty unless
+-- the compactor was away for weeks.
+CREATE FUNCTION noetl.ensure_partition(
+    parent text, partition_name text, lower_id bigint, upper_id bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '500ms'
+AS $$
+DECLARE
+    is_occupied boolean;
+BEGIN
+    IF parent NOT IN ('event', 'result_ref') OR lower_id >= upper_id
+       OR partition_name !~ ('^' || parent || '_[0-9]{4}w[0-9]{2}$') THEN
+        RAISE EXCEPTION '% from % to % is no partition of %',
+            partition_name, lower_id, upper_id, parent USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('noetl.ensure_partition'));
+    IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+        RETURN 'exists';
+    END IF;
+    EXECUTE format(
+        'SELECT EXISTS (SELECT 1 FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2)',
+        parent || '_default'
+    ) INTO is_occupied USING lower_id, upper_id;
+    IF is_occupied THEN
+        RETURN 'occupied';
+    END IF;
+    EXECUTE format('CREATE TABLE noetl.%I (LIKE noetl.%I INCLUDING ALL)', partition_name, parent);
+    EXECUTE format(
+        'ALTER TABLE noetl.%I ATTACH PARTITION noetl.%I FOR VALUES FROM (%s) TO (%s)',
+        parent, partition_name, lower_id, upper_id
+    );
+    RETURN 'created';
+EXCEPTION
+    -- A row of the range came in after we looked: attaching refuses, and nothing was changed.
+    WHEN check_violation THEN RETURN 'occupied';
+    WHEN lock_not_available THEN RETURN 'busy';
+END
+$$;
+REVOKE ALL ON FUNCTION noetl.ensure_partition FROM PUBLIC;

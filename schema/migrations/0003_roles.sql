@@ -1,6 +1,6 @@
 -- Least privilege: one role per service, granted what that service touches and no more.
 -- Only noetl_broker may insert into the log, and nobody may update or delete it; the compactor
--- drops whole partitions as their owner.
+-- makes partitions through a function that does nothing else.
 
 DO $$
 DECLARE
@@ -50,15 +50,17 @@ GRANT INSERT ON noetl.inbox TO noetl_worker;
 GRANT SELECT ON noetl.event, noetl.catalog TO noetl_projection;
 GRANT SELECT, INSERT, UPDATE ON noetl.execution, noetl.projection_checkpoint TO noetl_projection;
 GRANT SELECT, UPDATE ON noetl.execution_shard TO noetl_projection;
+GRANT SELECT, INSERT ON noetl.dead_letter TO noetl_projection;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON noetl.execution_shard TO noetl_shard_manager;
 GRANT UPDATE ON noetl.setting TO noetl_shard_manager;
 
-GRANT SELECT ON noetl.event, noetl.execution_shard, noetl.projection_checkpoint TO noetl_checkpointer;
+GRANT SELECT ON noetl.event, noetl.execution, noetl.execution_shard, noetl.projection_checkpoint
+    TO noetl_checkpointer;
 GRANT SELECT, INSERT, DELETE ON noetl.checkpoint TO noetl_checkpointer;
 
 GRANT SELECT ON noetl.command, noetl.execution, noetl.execution_shard, noetl.inbox TO noetl_reaper;
 GRANT INSERT ON noetl.inbox TO noetl_reaper;
 
-GRANT CREATE ON SCHEMA noetl TO noetl_compactor;
+GRANT EXECUTE ON FUNCTION noetl.ensure_partition TO noetl_compactor;
 GRANT SELECT ON ALL TABLES IN SCHEMA noetl TO noetl_compactor;
