@@ -4,7 +4,8 @@ The structs carry the language of the documents (`in`, `set`, `next.arcs`), so t
 from them is the schema users see. Nothing here is rendered: strings may be templates.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -14,12 +15,14 @@ MAX_IN_FLIGHT_DEFAULT = 100
 RETRY_ATTEMPTS_DEFAULT = 3
 POOL_DEFAULT = "cpu"
 
+T = TypeVar("T")
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A piece of a playbook: immutable, and a key it does not know is an error."""
 
 
-class Metadata(Model):
+class Metadata(Model, frozen=True, kw_only=True):
     name: str
     path: str = ""
     description: str = ""
@@ -27,31 +30,31 @@ class Metadata(Model):
     tags: tuple[str, ...] = ()
 
 
-class Defaults(Model):
+class Defaults(Model, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
-class ExecutorPolicy(Model):
+class ExecutorPolicy(Model, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
 
 
-class ExecutorSpec(Model):
+class ExecutorSpec(Model, frozen=True, kw_only=True):
     entry_step: str | None = None
     final_step: str | None = None
     no_next_is_error: bool = False
     policy: ExecutorPolicy = ExecutorPolicy()
 
 
-class Executor(Model):
+class Executor(Model, frozen=True, kw_only=True):
     spec: ExecutorSpec = ExecutorSpec()
 
 
-class KeychainEntry(Model):
+class KeychainEntry(Model, frozen=True, kw_only=True):
     name: str
     kind: str = ""
 
 
-class Action(Model):
+class Action(Model, frozen=True, kw_only=True):
     """What a policy rule does after a task: go on, try again, jump, stop."""
 
     do: Literal["continue", "retry", "jump", "break", "fail"] = "continue"
@@ -62,14 +65,14 @@ class Action(Model):
     set: dict[str, Any] = {}
 
 
-class Rule(Model):
+class Rule(Model, frozen=True, kw_only=True):
     """First match wins; `when` is None for the `else` rule."""
 
     when: str | None = None
     then: Action = Action()
 
 
-class Task(Model):
+class Task(Model, frozen=True, kw_only=True):
     """One tool call of a pipeline. `config` holds the fields of its kind, templates unrendered."""
 
     label: str
@@ -81,26 +84,26 @@ class Task(Model):
     timeout_s: float | None = None
 
 
-class LoopSpec(Model):
+class LoopSpec(Model, frozen=True, kw_only=True):
     mode: Literal["sequential", "parallel"] = "parallel"
     max_in_flight: int = MAX_IN_FLIGHT_DEFAULT
 
 
-class Loop(Model):
+class Loop(Model, frozen=True, kw_only=True):
     collection: Any = msgspec.field(name="in")
     iterator: str = "item"
     spec: LoopSpec = LoopSpec()
 
 
-class FailurePolicy(Model):
+class FailurePolicy(Model, frozen=True, kw_only=True):
     mode: Literal["fail_fast", "best_effort"] = "fail_fast"
 
 
-class StepPolicy(Model):
+class StepPolicy(Model, frozen=True, kw_only=True):
     failure: FailurePolicy = FailurePolicy()
 
 
-class StepSpec(Model):
+class StepSpec(Model, frozen=True, kw_only=True):
     timeout_s: float | None = None
     pool: str = POOL_DEFAULT
     join: Literal["any", "all"] | None = None
@@ -108,23 +111,23 @@ class StepSpec(Model):
     policy: StepPolicy = StepPolicy()
 
 
-class Arc(Model):
+class Arc(Model, frozen=True, kw_only=True):
     step: StepName
     when: str | None = None
     set: dict[str, Any] = {}
 
 
-class NextSpec(Model):
+class NextSpec(Model, frozen=True, kw_only=True):
     mode: Literal["exclusive", "inclusive"] = "exclusive"
     on_no_match: Literal["complete", "fail"] = "complete"
 
 
-class Next(Model):
+class Next(Model, frozen=True, kw_only=True):
     spec: NextSpec = NextSpec()
     arcs: tuple[Arc, ...] = ()
 
 
-class Step(Model):
+class Step(Model, frozen=True, kw_only=True):
     step: StepName
     desc: str = ""
     spec: StepSpec = StepSpec()
@@ -135,7 +138,7 @@ class Step(Model):
     next: Next = Next()
 
 
-class Playbook(Model, kw_only=True):
+class Playbook(Model, frozen=True, kw_only=True, dict=True):
     """A parsed, checked playbook. `steps` keeps the order of the document."""
 
     metadata: Metadata
@@ -152,3 +155,21 @@ class Playbook(Model, kw_only=True):
     def entry_step(self) -> StepName:
         named = self.executor.spec.entry_step
         return StepName(named) if named is not None else next(iter(self.steps))
+
+
+def per_playbook(compute: Callable[[Playbook], T]) -> Callable[[Playbook], T]:
+    """Compute once for each playbook object and keep the answer with it.
+
+    A playbook never changes, and it is parsed once and run for a long time; what is derived from it
+    (the arc graph, what its templates read) lives and dies with the object.
+    """
+    key = f"{compute.__module__}.{compute.__qualname__}"
+
+    def computed(playbook: Playbook) -> T:
+        kept: dict[str, Any] = playbook.__dict__
+        if key not in kept:
+            kept[key] = compute(playbook)
+        answer: T = kept[key]
+        return answer
+
+    return computed
