@@ -1,0 +1,13 @@
+"""What the command line says when it cannot go on: one sentence, what to do, and an exit code."""
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_TIMEOUT = 3
+
+
+class CommandFailed(Exception):  # noqa: N818 - it is told to the user, who knows it is a failure
+    """Ends the command. The message is for the user; there is never a traceback."""
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,1 @@
+"""The embedded stack: Postgres, NATS and every service as children of one supervisor."""

@@ -1,0 +1,111 @@
+"""One program that runs: start it, know when it ended, end it. Its output goes to its own log file."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from asyncio.subprocess import Process
+from pathlib import Path
+
+from noetl_cli.failure import CommandFailed
+from noetl_cli.stack.processes import ProcessRecord, dying_with_parent, record_of
+from noetl_cli.stack.program import Program
+
+LOG_BYTES_MAX = 32 * 1024 * 1024
+READY_SECONDS_MAX = 60.0
+
+_READY_POLL_SECONDS = 0.05
+_LOG_TAIL_LINES = 15
+
+
+class Child:
+    def __init__(self, program: Program, logs: Path) -> None:
+        self.program = program
+        self.log_file = logs / f"{program.name}.log"
+        self.record: ProcessRecord | None = None
+        self._process: Process | None = None
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    async def start(self) -> None:
+        program = self.program
+        await program.prepare()
+        account = program.account
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *program.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(program.environment),
+                cwd=None if account is None else "/",
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else [],
+                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
+                # then ends its children in order.
+                start_new_session=True,
+                preexec_fn=dying_with_parent(program.discard_signal),
+            )
+        self.record = record_of(program.name, self._process.pid)
+
+    async def ready(self) -> None:
+        """Wait until it serves; if it dies or hangs instead, say what its log says."""
+        try:
+            async with asyncio.timeout(READY_SECONDS_MAX):
+                while not await self.program.is_ready():
+                    if not self.is_running:
+                        raise CommandFailed(f"{self.name} did not start.\n{self.log_tail()}")
+                    await asyncio.sleep(_READY_POLL_SECONDS)
+        except TimeoutError:
+            raise CommandFailed(
+                f"{self.name} was not ready after {READY_SECONDS_MAX:.0f} s.\n{self.log_tail()}"
+            ) from None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def ended(self) -> str:
+        """Wait for its end, and say how it came. Whatever it had started itself goes with it."""
+        assert self._process is not None, self.name
+        code = await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.record = None
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    async def stop(self, *, is_discarded: bool = False) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        program = self.program
+        self._send(program.discard_signal if is_discarded else program.stop_signal)
+        try:
+            async with asyncio.timeout(program.stop_seconds):
+                await self.ended()
+        except TimeoutError:
+            self._send(signal.SIGKILL)
+            await self.ended()
+
+    def log_tail(self) -> str:
+        try:
+            lines = self.log_file.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join([*lines[-_LOG_TAIL_LINES:], f"(all of it: {self.log_file})"])
+
+    def bound_log(self) -> None:
+        """Keep one older piece. The program appends, so after the cut it goes on at the start."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_file.stat().st_size > LOG_BYTES_MAX:
+                shutil.copyfile(self.log_file, self.log_file.with_suffix(".log.1"))
+                os.truncate(self.log_file, 0)
+
+    def _send(self, number: int) -> None:
+        assert self._process is not None, self.name
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)

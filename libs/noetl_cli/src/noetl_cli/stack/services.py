@@ -1,0 +1,61 @@
+"""The services as programs: all in one process and the workers beside it, or one process each."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from noetl_cli.stack.ports import HOST
+from noetl_cli.stack.program import Program
+
+ENGINE_SERVICES = (
+    "api-gateway",
+    "broker",
+    "projection",
+    "shard-manager",
+    "checkpointer",
+    "compactor",
+    "reaper",
+)
+"""Everything but the workers, in the order in which they start."""
+
+_ANSWER_SECONDS = 2.0
+
+
+def service_programs(
+    environment: Mapping[str, str], *, gateway_port: int, workers: int, is_separate: bool
+) -> list[Program]:
+    """The first one is, or holds, the gateway."""
+    if is_separate:
+        engine = [_module(name, module_of(name), environment) for name in ENGINE_SERVICES]
+    else:
+        engine = [_module("engine", "noetl_cli.stack.engine", environment)]
+    numbers = range(1, workers + 1)
+    return [
+        replace(engine[0], is_ready=lambda: gateway_answers(gateway_port)),
+        *engine[1:],
+        *(_module(f"worker-{n}", module_of("worker"), environment) for n in numbers),
+    ]
+
+
+def module_of(service: str) -> str:
+    return f"noetl_{service.replace('-', '_')}"
+
+
+async def gateway_answers(port: int) -> bool:
+    """Asked without an HTTP library, whose import would take longer than the answer."""
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: noetl\r\nConnection: close\r\n\r\n")
+            status_line = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return b" 200 " in status_line
+
+
+def _module(name: str, module: str, environment: Mapping[str, str]) -> Program:
+    # -P: a json.py in the folder where the user happens to be is not ours.
+    command = (sys.executable, "-P", "-m", module)
+    return Program(name=name, command=command, environment=environment)
