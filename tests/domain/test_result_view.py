@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import jinja2.sandbox
 import pytest
 
 from noetl_core.domain.envelope import Envelope, Reference
-from noetl_core.domain.errors import ReferenceNeeded, ToolError
+from noetl_core.domain.errors import ReferenceNeeded, TemplateError, ToolError
 from noetl_core.domain.ids import RefId
 from noetl_core.domain.result_view import EventName, StepDocument, plain, view_of
-
-_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+from noetl_core.domain.template import compile_template
 
 OK = Envelope(status="ok", reference=Reference(ref_id=RefId(7), type="db"))
 LOOP = Envelope(
@@ -23,7 +21,7 @@ PAGE = {"status_code": 200, "headers": {"a": "b"}, "data": {"total": 3, "status"
 
 
 def read(expression: str, view: Any) -> Any:
-    return _ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(s=view)
+    return compile_template("{{ " + expression + " }}").evaluate({"s": view})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_a_pipeline_answers_for_its_tasks() -> None:
 
 
 def test_an_unknown_field_is_undefined_and_not_empty() -> None:
-    with pytest.raises(jinja2.UndefinedError):
+    with pytest.raises(TemplateError):
         read("s.nothing.more", view_of(OK, {"a": 1}))
 
 

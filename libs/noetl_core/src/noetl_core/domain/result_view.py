@@ -257,22 +257,11 @@ class DictView(dict[str, Any]):
         super().__init__(facts.data)
         self.facts = facts
 
-    @property
-    def status(self) -> Any:
-        return self.facts.of_envelope("status")
-
-    @property
-    def error(self) -> Any:
-        return self.facts.of_envelope("error")
-
-    @property
-    def results(self) -> Any:
-        return self.facts.results or self["results"]
-
-    @property
-    def data(self) -> Any:
-        inner = dict.get(self, "data", MISSING)
-        return self.facts.data if inner is MISSING else _inner(inner, self.facts.data)
+    def __getitem__(self, name: str) -> Any:
+        if name in {"status", "error"} or (name == "results" and self.facts.results):
+            return _spelled(self.facts, name)
+        found = super().__getitem__(name)
+        return _inner(found, self.facts.data) if name == "data" else found
 
     def __missing__(self, name: str) -> Any:
         return _spelled(self.facts, name)
@@ -348,6 +337,8 @@ class InnerList(list[Any]):
 
 def _inner(inner: Any, beside: dict[str, Any]) -> Any:
     """`output.data` is the payload, and the body where the payload has one: it answers as both."""
+    if inner is beside:
+        return inner
     found: InnerDict | InnerList
     if isinstance(inner, dict):
         found = InnerDict(inner)
@@ -390,7 +381,7 @@ class PartialView:
     def _refuse(self, *_: object) -> Any:
         raise self.needed()
 
-    __bool__ = __str__ = __iter__ = __len__ = __contains__ = __call__ = _refuse
+    __bool__ = __str__ = __iter__ = __len__ = __contains__ = _refuse
     __lt__ = __gt__ = __le__ = __ge__ = __add__ = __radd__ = _refuse
     __eq__ = __ne__ = _refuse
     __hash__ = None  # type: ignore[assignment]
