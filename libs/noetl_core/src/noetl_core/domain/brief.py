@@ -8,8 +8,14 @@ from typing import Any
 
 import msgspec
 
+from noetl_core.domain.analysis import Reads, reads_of
 from noetl_core.domain.envelope import Envelope
-from noetl_core.domain.ids import CatalogId, LoopId, StepName
+from noetl_core.domain.events import CommandIssued
+from noetl_core.domain.fold import loop_of
+from noetl_core.domain.ids import CatalogId, LoopId, StepName, visit_id
+from noetl_core.domain.known import Known
+from noetl_core.domain.playbook import Playbook
+from noetl_core.domain.state import ExecutionState
 
 ELEMENT_BYTES_MAX = 4096
 """A larger element is not copied into the brief: the worker reads it from its part."""
@@ -38,6 +44,50 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: Envelope | None = None
     """The execution's payload, merged over the playbook's workload."""
     parent_ref: int | None = None
+
+
+def brief_for(
+    playbook: Playbook, state: ExecutionState, fact: CommandIssued, known: Known
+) -> Brief:
+    """Raises ReferenceNeeded when the part of the collection with this element is not loaded."""
+    reads = reads_of(playbook, fact.step)
+    return Brief(
+        catalog_id=state.catalog_id,
+        step=fact.step,
+        visit=fact.visit,
+        attempt=fact.attempt,
+        element=None if fact.iter_index is None else _element(state, fact, fact.iter_index, known),
+        ctx=_ctx(state, reads),
+        steps={
+            name: step.result
+            for name, step in state.steps.items()
+            if name in reads.steps and step.result is not None
+        },
+        payload=state.payload if reads.needs_payload else None,
+        parent_ref=state.visits[visit_id(fact.step, fact.visit)].parent_ref,
+    )
+
+
+def _ctx(state: ExecutionState, reads: Reads) -> dict[str, Any]:
+    if reads.ctx_keys is None:
+        return state.ctx
+    return {key: state.ctx[key] for key in reads.ctx_keys if key in state.ctx}
+
+
+def _element(state: ExecutionState, fact: CommandIssued, index: int, known: Known) -> Element:
+    loop = loop_of(state, fact.step, fact.visit)
+    part, offset = divmod(index, loop.part_size)
+    value = known.part(loop.loop_id, part)[offset]
+    is_inline = len(_encoder.encode(value)) <= ELEMENT_BYTES_MAX
+    return Element(
+        index=index,
+        total=loop.total,
+        loop_id=loop.loop_id,
+        part=part,
+        offset=offset,
+        is_inline=is_inline,
+        value=value if is_inline else None,
+    )
 
 
 _encoder = msgspec.msgpack.Encoder()

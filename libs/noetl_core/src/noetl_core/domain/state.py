@@ -22,7 +22,9 @@ from noetl_core.domain.ids import (
 )
 
 ExecutionStatus = Literal["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"]
-StepStatus = Literal["RUNNING", "COMPLETED", "FAILED"]
+StepStatus = Literal["RUNNING", "COMPLETED", "FAILED", "CANCELLED"]
+
+TERMINAL: frozenset[ExecutionStatus] = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
 class LoopState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,6 +67,7 @@ class StepState(msgspec.Struct, kw_only=True, omit_defaults=True):
     result: Envelope | None = None
     error: ToolError | None = None
     total: int | None = None
+    """Of a loop: how many items its latest activation has."""
     done: int = 0
     failed: int = 0
 
@@ -86,4 +89,4 @@ class ExecutionState(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_terminal(self) -> bool:
-        return self.status in {"COMPLETED", "FAILED", "CANCELLED"}
+        return self.status in TERMINAL

@@ -1,0 +1,249 @@
+"""Where tokens go: what a step sets, which arcs are taken, when a barrier opens.
+
+Order at the end of a step: its `set`, then its arcs in order, then the `set` of each arc taken. A
+guard that raises fails the step. On a failure only arcs whose guard looks at it are asked, and one that
+raises then is not taken: a failure is never hidden by another.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from noetl_core.domain.analysis import pushed_paths
+from noetl_core.domain.envelope import Envelope
+from noetl_core.domain.errors import TemplateError, ToolError
+from noetl_core.domain.events import Hop, StepExited, StepFailed
+from noetl_core.domain.fold import merge_ctx
+from noetl_core.domain.graph import graph_of
+from noetl_core.domain.ids import StepName
+from noetl_core.domain.known import Known
+from noetl_core.domain.playbook import Arc, Playbook, Step
+from noetl_core.domain.result_view import error_view, plain
+from noetl_core.domain.scope import Scope, StepViews, event_root, loaded_view, workload_of
+from noetl_core.domain.state import ExecutionState
+from noetl_core.domain.template import compile_template, is_true, render
+
+CTX_PATCH_BYTES_MAX = 64 * 1024
+"""What one step may add to `ctx`: it is copied into events and commands, so payloads stay out."""
+
+_FAILURE_ROOTS = frozenset({"event", "error", "output", "outcome"})
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a visit of a step ended."""
+
+    envelope: Envelope
+    error: ToolError | None = None
+    event_name: str = "call.done"
+
+
+class _Choice(msgspec.Struct):
+    hops: list[Hop] = []
+    ctx: dict[str, Any] = {}
+
+
+class _Routing:
+    """The evaluation of one step's end; the context grows as `set` blocks are applied."""
+
+    def __init__(
+        self, playbook: Playbook, state: ExecutionState, step: Step, outcome: Outcome, known: Known
+    ) -> None:
+        self.playbook = playbook
+        self.step = step
+        self._state = state
+        self._outcome = outcome
+        self._known = known
+        self._ctx: dict[str, Any] = dict(state.ctx)
+        self._choice = _Choice()
+
+    @cached_property
+    def _names(self) -> Scope:
+        """Made when the first template asks: a step without any pays nothing."""
+        roots = self._roots()
+        return _scope(self.playbook, self._state, self._known, ctx=self._ctx, roots=roots)
+
+    def _roots(self) -> dict[str, Any]:
+        outcome = self._outcome
+        output = loaded_view(
+            outcome.envelope,
+            self._known.document,
+            paths=pushed_paths(self.playbook, self.step.step),
+            error=outcome.error,
+        )
+        name = outcome.event_name if outcome.error is None else "step.failed"
+        return {
+            "output": output,
+            "outcome": output,
+            "event": event_root(name, self.step.step),
+            "error": error_view(outcome.error),
+            self.step.step: output,
+        }
+
+    def after_success(self) -> _Choice:
+        self._set(self.step.set, "set")
+        self._take(self._true_arcs(), "next.arcs")
+        if not self._choice.hops:
+            self._nothing_matched()
+        return self._choice
+
+    def after_failure(self) -> _Choice:
+        self._take(self._failure_arcs(), "next.arcs")
+        return self._choice
+
+    def _true_arcs(self) -> Iterator[tuple[int, Arc]]:
+        for number, arc in enumerate(self.step.next.arcs):
+            if arc.when is None or self._holds(number, arc):
+                yield number, arc
+
+    def _failure_arcs(self) -> Iterator[tuple[int, Arc]]:
+        for number, arc in enumerate(self.step.next.arcs):
+            if arc.when is None or not _FAILURE_ROOTS & compile_template(arc.when).roots:
+                continue
+            try:
+                taken = self._holds(number, arc)
+            except TemplateError:
+                continue
+            if taken:
+                yield number, arc
+
+    def _holds(self, number: int, arc: Arc) -> bool:
+        field = f"next.arcs[{number}].when"
+        return is_true(arc.when, self._names, step=self.step.step, field=field)
+
+    def _take(self, arcs: Iterator[tuple[int, Arc]], field: str) -> None:
+        graph = graph_of(self.playbook)
+        for number, arc in arcs:
+            self._set(arc.set, f"{field}[{number}].set")
+            self._choice.hops.append(Hop(step=arc.step, barrier=graph.is_barrier(arc.step)))
+            if self.step.next.spec.mode == "exclusive":
+                return
+
+    def _set(self, values: Mapping[str, Any], field: str) -> None:
+        """Evaluated together, then applied: the keys of one block do not see each other."""
+        if not values:
+            return
+        rendered = render(values, self._names, step=self.step.step, field=field)
+        patch = {key.removeprefix("ctx."): plain(value) for key, value in rendered.items()}
+        size = len(msgspec.json.encode(patch))
+        if size > CTX_PATCH_BYTES_MAX:
+            raise TemplateError(
+                f"it sets {size} bytes of ctx, more than {CTX_PATCH_BYTES_MAX}: "
+                "keep the data in the step's result and refer to the step instead",
+                step=self.step.step,
+                field=field,
+            )
+        merge_ctx(self._ctx, patch)
+        self._choice.ctx.update(patch)
+
+    def _nothing_matched(self) -> None:
+        spec = self.playbook.executor.spec
+        if self.step.next.arcs and self.step.next.spec.on_no_match == "fail":
+            reason = "no arc matched, and `on_no_match` is `fail`"
+            raise TemplateError(reason, step=self.step.step, field="next.arcs")
+        if spec.no_next_is_error and not self.step.next.arcs and self.step.step != spec.final_step:
+            reason = "the step has no `next`, and `no_next_is_error` is set"
+            raise TemplateError(reason, step=self.step.step, field="next")
+
+
+def leave(
+    playbook: Playbook,
+    state: ExecutionState,
+    name: StepName,
+    visit: int,
+    outcome: Outcome,
+    known: Known,
+) -> StepExited | StepFailed:
+    """How the step is left and which way its token goes."""
+    step = playbook.steps[name]
+    error = outcome.error
+    if error is None:
+        try:
+            choice = _Routing(playbook, state, step, outcome, known).after_success()
+            return StepExited(
+                step=name,
+                visit=visit,
+                result=outcome.envelope,
+                hops=tuple(choice.hops),
+                ctx=choice.ctx,
+            )
+        except TemplateError as failed:
+            error = template_failure(failed)
+    envelope = msgspec.structs.replace(outcome.envelope, status="error")
+    outcome = msgspec.structs.replace(outcome, error=error, envelope=envelope)
+    return _left_by_failure(playbook, state, step, visit, outcome, error, known)
+
+
+def _left_by_failure(
+    playbook: Playbook,
+    state: ExecutionState,
+    step: Step,
+    visit: int,
+    outcome: Outcome,
+    error: ToolError,
+    known: Known,
+) -> StepFailed:
+    try:
+        choice = _Routing(playbook, state, step, outcome, known).after_failure()
+    except TemplateError as failed:
+        choice, error = _Choice(), template_failure(failed)
+    return StepFailed(
+        step=step.step,
+        visit=visit,
+        result=outcome.envelope,
+        error=error,
+        hops=tuple(choice.hops),
+        ctx=choice.ctx,
+        handled=bool(choice.hops),
+    )
+
+
+def loop_collection(playbook: Playbook, state: ExecutionState, step: Step, known: Known) -> Any:
+    """What `loop.in` gives: a list if the playbook is right."""
+    assert step.loop is not None, step.step
+    names = _scope(playbook, state, known, ctx=state.ctx)
+    value = plain(render(step.loop.collection, names, step=step.step, field="loop.in"))
+    return list(value) if isinstance(value, tuple | range) else value
+
+
+def ready_barriers(playbook: Playbook, state: ExecutionState) -> list[StepName]:
+    """Barriers with tokens waiting that no other live token can still reach."""
+    graph = graph_of(playbook)
+    live = {visit.step for visit in state.visits.values()} | state.arrivals.keys()
+    return [
+        step
+        for step in state.arrivals
+        if graph.is_barrier(step)
+        and not any(graph.reaches(other, step) for other in live if other != step)
+    ]
+
+
+def _scope(
+    playbook: Playbook,
+    state: ExecutionState,
+    known: Known,
+    *,
+    ctx: Mapping[str, Any],
+    roots: Mapping[str, Any] | None = None,
+) -> Scope:
+    finished = {name: s for name, s in state.steps.items() if s.result is not None}
+    return Scope(
+        workload=workload_of(playbook.workload, state.payload, known.document),
+        ctx=ctx,
+        steps=StepViews(
+            {name: s.result for name, s in finished.items() if s.result is not None},
+            known.document,
+            paths={name: pushed_paths(playbook, name) for name in finished},
+            errors={name: s.error for name, s in finished.items() if s.error is not None},
+        ),
+        roots={"execution_id": str(state.execution_id), **(roots or {})},
+    )
+
+
+def template_failure(error: TemplateError) -> ToolError:
+    return ToolError(
+        kind="template_rendering",
+        message=str(error),
+        details={"step": error.step, "field": error.field, "name": error.name},
+    )

@@ -1,0 +1,220 @@
+"""One broker batch: what it appends, closes, issues and stores, committed by one function call.
+
+`noetl.commit_batch` proves the lease of every shard in the batch, so nothing is written after another
+process took a shard over. Loops that start, letters that are parked and refusals that are audited are
+rare: they cost a statement of their own, inside the same transaction.
+"""
+
+from typing import NamedTuple
+
+import asyncpg
+
+from noetl_core.domain.ids import CommandId, EventId, ExecutionId, LoopId, ShardId, WorkerId
+from noetl_core.store.event import EventRow
+from noetl_core.store.postgres import Connection
+
+FENCED = "NS001"
+HELD_BY_ANOTHER = "NS002"
+
+
+class EndedRow(NamedTuple):
+    execution_id: ExecutionId
+    command_id: CommandId
+    worker_id: WorkerId | None
+    """None: whoever holds it (an expired lease)."""
+
+
+class CommandRow(NamedTuple):
+    execution_id: ExecutionId
+    command_id: CommandId
+    shard_id: ShardId
+    step: str
+    attempt: int
+    pool: str
+    priority: int
+    delay_s: float
+    payload: bytes
+
+
+class ResultRow(NamedTuple):
+    execution_id: ExecutionId
+    ref_id: EventId
+    parent_ref_id: int | None
+    step: str
+    store_tier: str
+    physical_uri: str | None
+    media_type: str
+    bytes: int
+    sha256: bytes
+    inline: bytes | None
+
+
+class PartRow(NamedTuple):
+    execution_id: ExecutionId
+    manifest_id: LoopId
+    part_index: int
+    item_count: int
+    store_tier: str
+    physical_uri: str | None
+    bytes: int
+    sha256: bytes
+    inline: bytes | None
+
+
+class CollectionRow(NamedTuple):
+    execution_id: ExecutionId
+    manifest_id: LoopId
+    step: str
+    item_count: int
+    part_count: int
+
+
+class DeadLetterRow(NamedTuple):
+    shard_id: ShardId
+    execution_id: ExecutionId | None
+    source: str
+    body: bytes
+    reason: str
+
+
+class RefusalRow(NamedTuple):
+    """A completion from a worker that does not hold the lease."""
+
+    actor: str
+    execution_id: ExecutionId
+    subject: str
+
+
+class Batch:
+    """Rows on their way into one transaction."""
+
+    def __init__(self) -> None:
+        self.fences: dict[ShardId, int] = {}
+        self.events: list[EventRow] = []
+        self.ended: list[EndedRow] = []
+        self.ended_executions: list[ExecutionId] = []
+        self.commands: list[CommandRow] = []
+        self.results: list[ResultRow] = []
+        self.collections: list[CollectionRow] = []
+        self.parts: list[PartRow] = []
+        self.dead_letters: list[DeadLetterRow] = []
+        self.refusals: list[RefusalRow] = []
+        self.inbox_ids: list[int] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.events or self.inbox_ids or self.dead_letters or self.refusals)
+
+    @property
+    def _has_extras(self) -> bool:
+        return bool(self.collections or self.dead_letters or self.refusals)
+
+    def forget(self, execution_id: ExecutionId) -> None:
+        """Take back everything this batch holds of an execution that could not be processed."""
+        for rows in (self.events, self.ended, self.commands, self.results, self.collections, self.parts):
+            rows[:] = [row for row in rows if row.execution_id != execution_id]  # type: ignore[attr-defined]
+        self.ended_executions = [e for e in self.ended_executions if e != execution_id]
+
+
+_COMMIT = "SELECT noetl.commit_batch({})".format(", ".join(f"${n}" for n in range(1, 46)))
+
+
+async def commit(conn: Connection, batch: Batch) -> None:
+    """All or nothing. Raises asyncpg errors with sqlstate FENCED, HELD_BY_ANOTHER or 23505."""
+    if not batch._has_extras:
+        await _commit_rows(conn, batch)
+        return
+    async with conn.transaction():
+        await _commit_rows(conn, batch)
+        await _insert_collections(conn, batch)
+        await _insert_dead_letters(conn, batch)
+        await _insert_refusals(conn, batch)
+
+
+async def _commit_rows(conn: Connection, batch: Batch) -> None:
+    await conn.execute(
+        _COMMIT,
+        list(batch.fences),
+        list(batch.fences.values()),
+        *_columns(batch.events, 19),
+        *_columns(batch.ended, 3),
+        batch.ended_executions,
+        *_columns(batch.commands, 9),
+        *_columns(batch.results, 10),
+        batch.inbox_ids,
+    )
+
+
+def _columns(rows: list[EventRow] | list[EndedRow] | list[CommandRow] | list[ResultRow] | list[PartRow]
+             | list[CollectionRow] | list[DeadLetterRow] | list[RefusalRow], width: int) -> list[tuple[object, ...]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+_COLLECTIONS = """
+INSERT INTO noetl.manifest (execution_id, manifest_id, step, item_count, part_count, kind)
+SELECT u.*, 'collection' FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::integer[]) AS u
+"""
+
+_PARTS = """
+INSERT INTO noetl.manifest_part (
+    execution_id, manifest_id, part_index, item_count, store_tier, physical_uri, bytes, sha256, inline
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::bigint[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::bigint[],
+    $8::bytea[], $9::bytea[]
+)
+"""
+
+
+async def _insert_collections(conn: Connection, batch: Batch) -> None:
+    if batch.collections:
+        await conn.execute(_COLLECTIONS, *_columns(batch.collections, 5))
+    if batch.parts:
+        await conn.execute(_PARTS, *_columns(batch.parts, 9))
+
+
+_DEAD_LETTERS = """
+INSERT INTO noetl.dead_letter (shard_id, execution_id, source, body, reason)
+SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[], $5::text[])
+"""
+
+
+async def _insert_dead_letters(conn: Connection, batch: Batch) -> None:
+    if batch.dead_letters:
+        await conn.execute(_DEAD_LETTERS, *_columns(batch.dead_letters, 5))
+
+
+_REFUSALS = """
+INSERT INTO noetl.audit (actor, execution_id, subject, action)
+SELECT u.*, 'completion.refused' FROM unnest($1::text[], $2::bigint[], $3::text[]) AS u
+"""
+
+
+async def _insert_refusals(conn: Connection, batch: Batch) -> None:
+    if batch.refusals:
+        await conn.execute(_REFUSALS, *_columns(batch.refusals, 3))
+
+
+_HOLDERS = """
+SELECT c.execution_id, c.command_id, c.worker_id
+FROM noetl.command c
+JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
+    ON c.execution_id = wanted.execution_id AND c.command_id = wanted.command_id
+"""
+
+
+async def holders(
+    conn: Connection, commands: list[tuple[ExecutionId, CommandId]]
+) -> dict[tuple[ExecutionId, CommandId], WorkerId | None]:
+    """Who holds each of these commands; one without a row is left out."""
+    rows = await conn.fetch(_HOLDERS, *(zip(*commands, strict=True) if commands else ([], [])))
+    return {(row["execution_id"], row["command_id"]): row["worker_id"] for row in rows}
+
+
+def is_fenced(error: asyncpg.PostgresError) -> bool:
+    return bool(error.sqlstate == FENCED)
+
+
+def is_stale(error: asyncpg.PostgresError) -> bool:
+    """What we believed is not what the database holds: reload and do the batch again."""
+    return error.sqlstate in {HELD_BY_ANOTHER, asyncpg.UniqueViolationError.sqlstate}

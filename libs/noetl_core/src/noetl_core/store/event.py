@@ -1,0 +1,217 @@
+"""noetl.event: facts to rows and back. The log has one writer, `commit_batch` (store/batch.py).
+
+Fields that have a column go there; the rest of a fact goes into `context`, or into `meta` when it only
+informs. A command's step, visit, index and attempt are spelled by its id, so those rows need neither.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from noetl_core.domain.events import (
+    FACT_BY_TYPE,
+    AnyFact,
+    CallDone,
+    CallFailed,
+    CommandClaimed,
+    CommandExpired,
+    CommandIssued,
+    Event,
+    event_key,
+    type_name,
+)
+from noetl_core.domain.ids import (
+    EpochId,
+    EventId,
+    ExecutionId,
+    ShardId,
+    parse_command_id,
+)
+from noetl_core.store.postgres import Connection
+
+_COLUMNS = frozenset({"command_id", "loop_id", "iter_index", "attempt", "catalog_id"})
+_META = frozenset({"worker_id", "duration_ms"})
+_DOCUMENTS = frozenset({"result", "error"})
+_FROM_COMMAND_ID = frozenset({"step", "visit", "iter_index", "attempt"})
+_COMMAND_FACTS = (CommandIssued, CommandClaimed, CallDone, CallFailed, CommandExpired)
+
+_STATUS = {
+    "execution.started": "RUNNING",
+    "step.enter": "RUNNING",
+    "command.issued": "PENDING",
+    "command.claimed": "RUNNING",
+    "call.done": "COMPLETED",
+    "call.error": "FAILED",
+    "command.expired": "FAILED",
+    "loop.started": "RUNNING",
+    "loop.done": "COMPLETED",
+    "step.exit": "COMPLETED",
+    "step.failed": "FAILED",
+    "checkpoint.committed": "COMPLETED",
+    "execution.completed": "COMPLETED",
+    "execution.failed": "FAILED",
+    "execution.cancelled": "CANCELLED",
+}
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class EventRow(NamedTuple):
+    """The columns of `noetl.event` in the order of `commit_batch`; JSON as text."""
+
+    execution_id: int
+    event_id: int
+    event_key: str
+    shard_id: int
+    event_type: str
+    status: str | None
+    node_name: str | None
+    command_id: str | None
+    loop_id: int | None
+    iter_index: int | None
+    attempt: int | None
+    parent_event_id: int | None
+    parent_execution_id: int | None
+    catalog_id: int | None
+    epoch_id: int | None
+    context: str | None
+    result: str | None
+    meta: str | None
+    error: str | None
+
+
+class _Layout(NamedTuple):
+    """Where the fields of one kind of fact go: (name, default) pairs."""
+
+    context: tuple[tuple[str, Any], ...]
+    meta: tuple[tuple[str, Any], ...]
+
+
+def _layout(kind: type[Any]) -> _Layout:
+    skip = _COLUMNS | _DOCUMENTS | {"step"}
+    if issubclass(kind, _COMMAND_FACTS):
+        skip |= _FROM_COMMAND_ID
+    fields = [(f.name, f.default) for f in msgspec.structs.fields(kind) if f.name not in skip]
+    return _Layout(
+        context=tuple(f for f in fields if f[0] not in _META),
+        meta=tuple(f for f in fields if f[0] in _META),
+    )
+
+
+_LAYOUTS = {kind: _layout(kind) for kind in FACT_BY_TYPE.values()}
+
+
+def event_row(event: Event, *, shard_id: ShardId, epoch_id: EpochId | None) -> EventRow:
+    fact = event.fact
+    layout = _LAYOUTS[type(fact)]
+    kind = type_name(fact)
+    result = getattr(fact, "result", None)
+    error = getattr(fact, "error", None)
+    return EventRow(
+        event.execution_id,
+        event.event_id,
+        event_key(fact),
+        shard_id,
+        kind,
+        _STATUS[kind],
+        getattr(fact, "step", None),
+        getattr(fact, "command_id", None),
+        getattr(fact, "loop_id", None),
+        getattr(fact, "iter_index", None),
+        getattr(fact, "attempt", None),
+        None,
+        None,
+        getattr(fact, "catalog_id", None),
+        epoch_id,
+        _document(fact, layout.context),
+        None if result is None else _encode(result).decode(),
+        _document(fact, layout.meta),
+        None if error is None else _encode(error).decode(),
+    )
+
+
+def _document(fact: AnyFact, fields: tuple[tuple[str, Any], ...]) -> str | None:
+    if not fields:
+        return None
+    document = {n: v for n, default in fields if (v := getattr(fact, n)) != default and v != {}}
+    return _encode(document).decode() if document else None
+
+
+def event_of(row: Any) -> Event:
+    """The inverse of `event_row`, for any row with its columns (a database record too)."""
+    kind = FACT_BY_TYPE[row["event_type"]]
+    fields: dict[str, Any] = {}
+    for column in ("context", "meta"):
+        if row[column] is not None:
+            fields.update(_decode(row[column]))
+    for column in ("result", "error"):
+        if row[column] is not None:
+            fields[column] = _decode(row[column])
+    for column in _COLUMNS:
+        if row[column] is not None:
+            fields[column] = row[column]
+    if issubclass(kind, _COMMAND_FACTS):
+        parts = parse_command_id(row["command_id"])
+        fields.update(step=parts.step, visit=parts.visit)
+    elif row["node_name"] is not None:
+        fields["step"] = row["node_name"]
+    return Event(
+        execution_id=row["execution_id"],
+        event_id=row["event_id"],
+        fact=msgspec.convert(fields, kind),
+    )
+
+
+_FIELDS = """
+execution_id, event_id, event_type, node_name, command_id, loop_id, iter_index, attempt, catalog_id,
+context, result, meta, error, shard_id, created_at
+"""
+
+_READ_EXECUTIONS = f"""
+SELECT {_FIELDS}
+FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution, after)
+JOIN noetl.event ON execution_id = wanted.execution AND event_id > wanted.after
+ORDER BY event_id
+"""  # noqa: S608 - the fields are a constant
+
+
+async def read_tails(conn: Connection, after: dict[ExecutionId, EventId]) -> list[Event]:
+    """Everything that follows the given watermarks, in log order."""
+    rows = await conn.fetch(_READ_EXECUTIONS, list(after), list(after.values()))
+    return [event_of(row) for row in rows]
+
+
+_READ_SHARDS = f"""
+SELECT tail.*
+FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard, after)
+CROSS JOIN LATERAL (
+    SELECT {_FIELDS}
+    FROM noetl.event
+    WHERE shard_id = wanted.shard AND event_id > wanted.after
+    ORDER BY event_id
+    LIMIT $3
+) AS tail
+"""  # noqa: S608 - the fields are a constant
+
+
+async def read_shards(
+    conn: Connection, after: dict[ShardId, EventId], *, limit: int
+) -> list[Any]:
+    """Up to `limit` rows of each shard past its watermark, in log order; decode with `event_of`."""
+    return list(await conn.fetch(_READ_SHARDS, list(after), list(after.values()), limit))
+
+
+_NEWEST = """
+SELECT coalesce(max(newest.event_id), 0)
+FROM unnest($1::integer[]) AS wanted (shard)
+CROSS JOIN LATERAL (
+    SELECT event_id FROM noetl.event WHERE shard_id = wanted.shard ORDER BY event_id DESC LIMIT 1
+) AS newest
+"""
+
+
+async def newest_event_id(conn: Connection, shards: Iterable[ShardId]) -> EventId:
+    """The last id of these shards: a new owner must mint above it."""
+    return EventId(await conn.fetchval(_NEWEST, list(shards)))

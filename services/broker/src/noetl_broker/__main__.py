@@ -1,0 +1,3 @@
+from noetl_broker.main import main
+
+main()

@@ -1,0 +1,24 @@
+"""What can be set on a broker: NOETL_<FIELD>."""
+
+from typing import Annotated
+
+from msgspec import Meta
+from noetl_core.process.config import Config
+
+
+class BrokerConfig(Config, frozen=True, kw_only=True):
+    shard_lease_seconds: Annotated[
+        float, Meta(gt=0, description="How long a shard stays ours without a renewal.")
+    ] = 30.0
+    shard_heartbeat_seconds: Annotated[
+        float, Meta(gt=0, description="How often the leases of our shards are renewed.")
+    ] = 10.0
+    broker_batch_size: Annotated[
+        int, Meta(gt=0, le=5000, description="Bodies taken into one commit, at most.")
+    ] = 500
+    broker_inbox_poll_seconds: Annotated[
+        float, Meta(gt=0, description="How often the inbox is read when nobody wakes us.")
+    ] = 0.2
+    broker_states_max: Annotated[
+        int, Meta(gt=0, description="Executions whose state is kept in memory.")
+    ] = 10_000

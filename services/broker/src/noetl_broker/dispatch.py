@@ -1,0 +1,15 @@
+"""After a commit: tell the idle workers and the projection. A lost wake-up costs their poll."""
+
+from noetl_core.bus.connection import Bus
+from noetl_core.wire.subjects import log_wake, pool_wake
+
+from noetl_broker.advance import Turn
+
+
+async def dispatch(bus: Bus, turn: Turn) -> None:
+    # Publish after the commit: a command announced for a transaction that rolled back would run
+    # a step that never happened.
+    for (shard, pool), count in turn.work.items():
+        await bus.wake(pool_wake(shard, pool), b"%d" % count)
+    for shard in set(turn.touched.values()):
+        await bus.wake(log_wake(shard))

@@ -1,0 +1,72 @@
+"""What comes in: letters from JetStream and from the inbox, as one batch a turn.
+
+No artificial wait: a batch is whatever arrived while the last commit was under way.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from noetl_core.bus.consume import Delivery
+from noetl_core.domain.ids import ShardId
+from noetl_core.store import inbox
+from noetl_core.store.postgres import Pool
+
+from noetl_broker.advance import Letter
+
+
+class Intake:
+    def __init__(
+        self,
+        pool: Pool,
+        deliveries: asyncio.Queue[Delivery],
+        *,
+        held: Callable[[], dict[ShardId, int]],
+        batch_size: int,
+        inbox_poll_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._deliveries = deliveries
+        self._held = held
+        self._batch_size = batch_size
+        self._inbox_poll_seconds = inbox_poll_seconds
+        self._inbox_due = asyncio.Event()
+        self._inbox_due.set()
+
+    def look_into_inbox(self) -> None:
+        """Somebody says that there is something: read it with the next batch."""
+        self._inbox_due.set()
+
+    async def next_batch(self) -> tuple[list[Letter], list[Delivery]]:
+        """Waits until there is something, or until the inbox is due; may come back empty."""
+        deliveries = await self._arrival()
+        while len(deliveries) < self._batch_size and not self._deliveries.empty():
+            deliveries.append(self._deliveries.get_nowait())
+        letters = [Letter(delivery.shard, delivery.body) for delivery in deliveries]
+        if self._inbox_due.is_set():
+            letters += await self._inbox_letters()
+        return letters, deliveries
+
+    async def _inbox_letters(self) -> list[Letter]:
+        self._inbox_due.clear()
+        rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
+        if len(rows) == self._batch_size:
+            self._inbox_due.set()
+        return [Letter(row.shard_id, row.body, row.inbox_id) for row in rows]
+
+    async def _arrival(self) -> list[Delivery]:
+        """The first delivery, if that is what ended the wait."""
+        if not self._deliveries.empty() or self._inbox_due.is_set():
+            return []
+        first = asyncio.ensure_future(self._deliveries.get())
+        due = asyncio.ensure_future(self._inbox_due.wait())
+        try:
+            await asyncio.wait(
+                {first, due}, timeout=self._inbox_poll_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not first.done():
+                self._inbox_due.set()
+                return []
+            return [first.result()]
+        finally:
+            due.cancel()
+            first.cancel()

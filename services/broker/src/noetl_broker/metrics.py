@@ -1,0 +1,26 @@
+"""What a broker measures."""
+
+from opentelemetry import metrics
+
+_meter = metrics.get_meter("noetl.broker")
+
+EVENTS = _meter.create_counter(
+    "noetl_broker_events_total", unit="1", description="Events appended to the log."
+)
+COMMIT_MS = _meter.create_histogram(
+    "noetl_broker_commit_ms", unit="ms", description="Time of one group commit."
+)
+BATCH_EVENTS = _meter.create_histogram(
+    "noetl_broker_batch_events", unit="1", description="Events in one group commit."
+)
+RELOADS = _meter.create_counter(
+    "noetl_broker_reloads_total",
+    unit="1",
+    description="Batches redone because the database held more than we knew.",
+)
+PARKED = _meter.create_counter(
+    "noetl_broker_parked_total", unit="1", description="Bodies moved to the dead letters."
+)
+RESULT_BYTES = _meter.create_histogram(
+    "noetl_event_result_bytes", unit="By", description="Size of event.result."
+)

@@ -1,0 +1,104 @@
+"""The states of executions, kept in memory as long as the shard is ours.
+
+A cache and nothing more: dropping any entry costs a read (the snapshot of the projection and the tail
+of the log after it), never an answer.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from noetl_core.domain.fold import fold
+from noetl_core.domain.ids import CatalogId, ExecutionId, RefId, ShardId
+from noetl_core.domain.known import Known
+from noetl_core.domain.parse import parse_playbook
+from noetl_core.domain.playbook import Playbook
+from noetl_core.domain.sharding import shard_of
+from noetl_core.domain.state import ExecutionState
+from noetl_core.store import catalog, event, snapshot
+from noetl_core.store.postgres import Connection
+from noetl_core.wire.messages import Stored
+
+PLAYBOOKS_MAX = 500
+PARTS_MAX = 4
+RESULTS_MAX = 32
+
+
+class Live:
+    """An execution in memory: its state, and the stored values its decisions have read."""
+
+    __slots__ = ("inline", "known", "state")
+
+    def __init__(self, state: ExecutionState) -> None:
+        self.state = state
+        self.known = Known()
+        self.inline: dict[RefId, Stored] = {}
+        """Results that came with a message of this turn: not in the database yet."""
+
+    def trim(self) -> None:
+        """Keep what the next decision is likely to read: the newest parts and results."""
+        for values, most in ((self.known.parts, PARTS_MAX), (self.known.results, RESULTS_MAX)):
+            while len(values) > most:
+                del values[next(iter(values))]  # type: ignore[arg-type]
+        self.known.loops.clear()
+        self.inline.clear()
+
+
+class States:
+    def __init__(self, *, states_max: int, shard_count: int) -> None:
+        self._states_max = states_max
+        self._shard_count = shard_count
+        self._live: OrderedDict[ExecutionId, Live] = OrderedDict()
+
+    def get(self, execution_id: ExecutionId) -> Live:
+        """What is in memory; for an execution that is not, the state before its first event.
+
+        That is right for one whose Start came just now. If it was started before, the commit says
+        so (its first event is recorded already) and the batch is redone with the state loaded.
+        """
+        live = self._live.get(execution_id)
+        if live is None:
+            live = self._live[execution_id] = Live(ExecutionState(execution_id=execution_id))
+        else:
+            self._live.move_to_end(execution_id)
+        return live
+
+    def drop(self, execution_ids: Iterable[ExecutionId]) -> None:
+        for execution_id in execution_ids:
+            self._live.pop(execution_id, None)
+
+    def drop_shard(self, shard: ShardId) -> None:
+        self.drop([e for e in self._live if shard_of(e, shard_count=self._shard_count) == shard])
+
+    def trim(self) -> None:
+        while len(self._live) > self._states_max:
+            self._live.popitem(last=False)
+
+    async def load(self, conn: Connection, execution_ids: Iterable[ExecutionId]) -> None:
+        """Read what is not here yet: two queries, however many executions."""
+        missing = [e for e in execution_ids if e not in self._live]
+        if not missing:
+            return
+        loaded = await snapshot.read(conn, missing)
+        states = {e: loaded.get(e) or ExecutionState(execution_id=e) for e in missing}
+        tails = await event.read_tails(conn, {e: s.last_event_id for e, s in states.items()})
+        for tail in tails:
+            fold(states[tail.execution_id], tail)
+        self._live.update({e: Live(state) for e, state in states.items()})
+
+
+class Playbooks:
+    """Parsed playbooks by version. A version never changes, so an entry never goes stale."""
+
+    def __init__(self) -> None:
+        self._playbooks: OrderedDict[CatalogId, Playbook] = OrderedDict()
+
+    async def get(self, conn: Connection, catalog_id: CatalogId) -> Playbook:
+        playbook = self._playbooks.get(catalog_id)
+        if playbook is None:
+            content = await catalog.read_content(conn, catalog_id)
+            playbook = parse_playbook(content, file=f"catalog {catalog_id}")
+            self._playbooks[catalog_id] = playbook
+        self._playbooks.move_to_end(catalog_id)
+        if len(self._playbooks) > PLAYBOOKS_MAX:
+            self._playbooks.popitem(last=False)
+        return playbook
