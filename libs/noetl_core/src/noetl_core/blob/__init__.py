@@ -1,1 +1,12 @@
-"""Where result bytes live: the tiers behind one ResultStore."""
+"""Where results are kept: the store of documents and the tiers behind it."""
+
+from noetl_core.blob.result_store import ResultStore, document_of
+from noetl_core.blob.tier import ReferenceNotAvailableError, ResultTooLargeError, Tier
+
+__all__ = [
+    "ReferenceNotAvailableError",
+    "ResultStore",
+    "ResultTooLargeError",
+    "Tier",
+    "document_of",
+]

@@ -32,6 +32,17 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     meta: dict[str, Any] = {}
 
 
+def value_of(document: Any) -> Any:
+    """A stored document as another step, a loop or a person sees it: the value and its tasks."""
+    if not isinstance(document, StepDocument):
+        return document
+    if not document.results:
+        return document.data
+    if isinstance(document.data, dict):
+        return {**document.data, "results": document.results}
+    return {"data": document.data, "results": document.results}
+
+
 class Missing:
     """The payload is not loaded. (None is a payload.)"""
 

@@ -1,0 +1,153 @@
+"""noetl.command: the queue of record. Workers lease rows; only the broker adds and removes them.
+
+A row goes from pending to leased once: an attempt belongs to one worker for its whole life. When
+its lease runs out the reaper tells the broker, which ends the attempt and issues the next one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, WorkerId
+from noetl_core.store.postgres import Connection, Pool
+
+CommandKey = tuple[ExecutionId, CommandId]
+
+
+class Leased(NamedTuple):
+    execution_id: ExecutionId
+    command_id: CommandId
+    shard_id: ShardId
+    step: StepName
+    attempt: int
+    pool: str
+    payload: bytes
+
+    @property
+    def key(self) -> CommandKey:
+        return self.execution_id, self.command_id
+
+
+# A pool at a time, so that the rows come off the index in order and LIMIT stops the scan: over a
+# queue of a million this reads as much as over a queue of ten. SKIP LOCKED lets two workers look at
+# once and never take the same row, and makes neither wait for the other.
+_LEASE = """
+WITH picked AS MATERIALIZED (
+    SELECT ready.execution_id, ready.command_id
+    FROM unnest($2::text[]) AS wanted (pool)
+    CROSS JOIN LATERAL (
+        SELECT execution_id, command_id
+        FROM noetl.command
+        WHERE status = 'pending' AND pool = wanted.pool AND available_at <= now()
+          AND (target_worker IS NULL OR target_worker = $1 OR target_until <= now())
+        ORDER BY priority DESC, available_at
+        LIMIT $3
+        FOR UPDATE SKIP LOCKED
+    ) AS ready
+    LIMIT $3
+)
+UPDATE noetl.command AS c
+SET status = 'leased', worker_id = $1, last_heartbeat = now(),
+    lease_until = now() + make_interval(secs => $4)
+FROM picked
+WHERE c.execution_id = picked.execution_id AND c.command_id = picked.command_id
+RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload
+"""
+
+
+async def lease(
+    conn: Connection | Pool,
+    worker_id: WorkerId,
+    pools: Sequence[str],
+    *,
+    limit: int,
+    lease_seconds: float,
+) -> list[Leased]:
+    """Take up to `limit` commands that are ready, the most urgent first."""
+    rows = await conn.fetch(_LEASE, worker_id, pools, limit, lease_seconds)
+    return [Leased(*row) for row in rows]
+
+
+# The broker may be deleting some of these rows right now. We never wait for it: it takes its rows
+# in its order and we in ours, and each waiting for the other would be a deadlock. A row that it
+# holds is not renewed this time but still counts as ours, because its commit may yet fail.
+_HEARTBEAT = """
+WITH mine AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+    JOIN noetl.command c
+        ON c.execution_id = held.execution_id AND c.command_id = held.command_id
+    WHERE c.worker_id = $1
+), free AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM mine
+    JOIN noetl.command c
+        ON c.execution_id = mine.execution_id AND c.command_id = mine.command_id
+    FOR UPDATE OF c SKIP LOCKED
+), renewed AS (
+    UPDATE noetl.command c
+    SET last_heartbeat = now(), lease_until = now() + make_interval(secs => $4)
+    FROM free
+    WHERE c.execution_id = free.execution_id AND c.command_id = free.command_id
+)
+SELECT execution_id, command_id FROM mine
+"""
+
+
+async def heartbeat(
+    conn: Connection | Pool,
+    worker_id: WorkerId,
+    keys: Sequence[CommandKey],
+    *,
+    lease_seconds: float,
+) -> set[CommandKey]:
+    """Renew the leases of these commands; says which of them are still ours.
+
+    One that is missing has ended: its result was recorded, or it was cancelled or given away.
+    """
+    executions = [key[0] for key in keys]
+    commands = [key[1] for key in keys]
+    rows = await conn.fetch(_HEARTBEAT, worker_id, executions, commands, lease_seconds)
+    return {(row[0], row[1]) for row in rows}
+
+
+_NEXT_AVAILABLE = """
+SELECT extract(epoch FROM min(available_at) - now())::double precision
+FROM noetl.command
+WHERE status = 'pending' AND pool = ANY ($1::text[])
+  AND available_at > now() AND available_at <= now() + make_interval(secs => $2)
+"""
+
+
+async def next_available(
+    conn: Connection | Pool, pools: Sequence[str], *, within_seconds: float
+) -> float | None:
+    """Seconds until a delayed command becomes ready, if one does within that time."""
+    seconds: float | None = await conn.fetchval(_NEXT_AVAILABLE, pools, within_seconds)
+    return seconds
+
+
+class ExpiredLease(NamedTuple):
+    execution_id: ExecutionId
+    command_id: CommandId
+    shard_id: ShardId
+    step: StepName
+    attempt: int
+    worker_id: WorkerId
+    overdue_seconds: float
+
+
+_EXPIRED = """
+SELECT execution_id, command_id, shard_id, step, attempt, worker_id,
+       extract(epoch FROM now() - lease_until)::double precision
+FROM noetl.command
+WHERE status = 'leased' AND lease_until < now() - make_interval(secs => $2)
+ORDER BY lease_until
+LIMIT $1
+"""
+
+
+async def expired(
+    conn: Connection | Pool, *, limit: int, grace_seconds: float = 0.0
+) -> list[ExpiredLease]:
+    """Leases that ran out more than the grace ago, the oldest first."""
+    return [ExpiredLease(*row) for row in await conn.fetch(_EXPIRED, limit, grace_seconds)]
