@@ -12,6 +12,7 @@ change what it was given, answer differently the second time, or run away:
 import base64
 import operator
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
 
@@ -43,6 +44,8 @@ _STATEMENTS = (
     nodes.With,
 )
 _WIDE_FORMAT = re.compile(r"\d{6}|\*")
+_ATTRIBUTES_ONLY = frozenset({str, int, float, bool, list, tuple, type(None)})
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
 
 
@@ -102,20 +105,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters.update(_FILTERS)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Of a mapping, the key: `x.items` is the value under "items" if there is one."""
-        if type(obj) is dict or isinstance(obj, Mapping):
+        """The key before the attribute: `x.items` is the value under "items" if there is one."""
+        if type(obj) not in _ATTRIBUTES_ONLY:
             try:
                 return obj[attribute]
-            except KeyError:
+            except (LookupError, TypeError):
                 pass
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Of a mapping, the key and nothing else: `x["items"]` is never a method."""
-        if type(obj) is dict or isinstance(obj, Mapping):
+        if isinstance(obj, Mapping):
             try:
                 return obj[argument]
-            except (KeyError, TypeError):
+            except (LookupError, TypeError):
                 return self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)
 
@@ -156,7 +159,7 @@ def native(value: Any) -> Any:
         value._fail_with_undefined_error()
     if isinstance(value, Markup):
         return str.__str__(value)
-    if callable(value):
+    if isinstance(value, _FUNCTIONS):
         raise TypeError(f"{_name_of(value)} is a function: call it, or name a value")
     if isinstance(value, Iterator | range | set | frozenset) or type(value) in _VIEWS:
         return list(value)

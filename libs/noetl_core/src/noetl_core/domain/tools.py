@@ -1,0 +1,68 @@
+"""Which tools there are and what each is told. The one place to add a kind to the language."""
+
+from typing import NamedTuple
+
+
+class ToolFields(NamedTuple):
+    """The fields of one kind, beside those that every task has."""
+
+    fields: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
+    """Spellings of the one thing the tool cannot do without: exactly one of them is given."""
+    raw: tuple[str, ...] = ()
+    """Fields that are handed over as they stand. Braces in code are code, not templates."""
+
+
+TASK_FIELDS = ("name", "kind", "desc", "input", "set", "spec", "timeout")
+"""Fields that every task has."""
+
+_PYTHON_CODE = ("code", "script")
+_SQL = ("command", "query", "script")
+_URL = ("url", "endpoint")
+
+TOOLS: dict[str, ToolFields] = {
+    "noop": ToolFields(),
+    "python": ToolFields(fields=(*_PYTHON_CODE, "libs"), one_of=_PYTHON_CODE, raw=_PYTHON_CODE),
+    "http": ToolFields(
+        fields=(
+            "method",
+            *_URL,
+            "headers",
+            "params",
+            "json",
+            "payload",
+            "body",
+            "data",
+            "form",
+            "auth",
+            "verify_ssl",
+            "follow_redirects",
+        ),
+        one_of=_URL,
+    ),
+    "postgres": ToolFields(fields=("auth", *_SQL, "params", "pool"), one_of=_SQL),
+}
+
+KINDS_TO_COME = frozenset(
+    {
+        "approval",
+        "artifact",
+        "container",
+        "duckdb",
+        "fail",
+        "nats",
+        "playbook",
+        "resolve",
+        "s3",
+        "shell",
+        "transfer",
+        "wait",
+        "workbook",
+    }
+)
+"""Kinds of the language that this version cannot run yet."""
+
+
+def is_raw(kind: str, field: str) -> bool:
+    """Whether the field is never rendered."""
+    return kind in TOOLS and field in TOOLS[kind].raw
