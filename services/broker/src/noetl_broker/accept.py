@@ -1,8 +1,8 @@
 """Which fact, if any, follows from a message. Pure.
 
-The state of an execution is exact, because its shard has one writer. So it alone tells a new message
-from one that came again: a command that is not open has ended, an execution that has a playbook was
-started. Everything that is not new gives None and is dropped.
+The state of an execution is exact, because its shard has one writer. So it alone tells a new
+message from one that came again: a command that is not open has ended, an execution that has a
+playbook was started. Everything that is not new gives None and is dropped.
 """
 
 from typing import assert_never
@@ -118,7 +118,7 @@ def _ended(
         parent_ref=ParentReference(ref_id=None if parent_ref is None else RefId(parent_ref)),
         context=message.context,
     )
-    kind: type[CallDone] | type[CallFailed] = CallDone
+    kind: type[CallDone | CallFailed] = CallDone
     extra = {}
     if isinstance(message, Failed):
         kind, extra = CallFailed, {"error": message.error}
@@ -133,7 +133,7 @@ def _ended(
         loop_id=_loop_id(state, command),
         ctx=message.ctx,
         duration_ms=message.duration_ms,
-        **extra,  # type: ignore[arg-type]
+        **extra,
     )
 
 

@@ -3,26 +3,30 @@
     letters ─> messages ─> accept ─> fold + decide ─> Batch ─> commit_batch ─> wake-ups ─> ack
 
 What happens when we die
-  before the commit   the letters were not acknowledged (their inbox rows not deleted): they come again;
+  before the commit   the letters are not acknowledged, their inbox rows stay: they come again;
   in the commit       Postgres has all of it or none; if all, see below;
-  after the commit    the letters come again, the reloaded state knows them, nothing follows. The commands
-                      are rows that any worker finds, a lost wake-up costs the worker's poll.
-What happens when we are wrong: a state that is not what the database holds (a commit whose answer we
-never got, a lease that another worker took over) makes the commit fail as a whole. The states are
-dropped, loaded anew, and the letters done again.
+  after the commit    the letters come again, the reloaded state knows them, nothing follows. The
+                      commands are rows that any worker finds; a lost wake-up costs its poll.
+What happens when we are wrong: a state that is not what the database holds (a commit whose answer
+we never got, a lease that another worker took over) makes the commit fail as a whole. The states
+are dropped, loaded anew, and the letters done again.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import asyncpg
 import msgspec
 import structlog
-from noetl_core.blob.results import ResultStore
+
+from noetl_broker.accept import ExecutionMessage, accept, checkpoint, expire
+from noetl_broker.states import Live, Playbooks, States
+from noetl_core.blob.result_store import ResultStore, document_of
 from noetl_core.domain.brief import brief_for, encode_brief
 from noetl_core.domain.decide import Recorded, follow
+from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import ReferenceNeeded, ShardLostError, ToolError
 from noetl_core.domain.events import (
     AnyFact,
@@ -65,9 +69,6 @@ from noetl_core.wire.messages import (
     encode_messages,
 )
 
-from noetl_broker.accept import ExecutionMessage, accept, checkpoint, expire
-from noetl_broker.states import Live, Playbooks, States
-
 log = structlog.get_logger()
 
 
@@ -87,9 +88,9 @@ class Taken(NamedTuple):
 class Turn:
     """What one turn has gathered so far."""
 
-    def __init__(self, conn: Connection, held: dict[ShardId, int]) -> None:
+    def __init__(self, conn: Connection, held: Mapping[ShardId, int]) -> None:
         self.conn = conn
-        self.held = held
+        self.held = dict(held)
         self.batch = Batch()
         self.touched: dict[ExecutionId, ShardId] = {}
         self.closing: dict[ShardId, EpochId] = {}
@@ -106,7 +107,7 @@ class Broker:
         results: ResultStore,
         states: States,
         *,
-        held: Callable[[], dict[ShardId, int]],
+        held: Callable[[], Mapping[ShardId, int]],
         mint: Callable[[], int],
     ) -> None:
         self._pool = pool
@@ -155,14 +156,17 @@ class Broker:
         return turn
 
     async def _gather(self, turn: Turn, letters: list[Letter], *, reload: bool = False) -> None:
-        taken = [t for letter in letters if letter.shard_id in turn.held for t in _open(turn, letter)]
+        taken = [
+            t for letter in letters if letter.shard_id in turn.held for t in _open(turn, letter)
+        ]
         by_execution = [t for t in taken if not isinstance(t.message, Barrier)]
         await self.states.load(
             turn.conn,
             {
                 t.message.execution_id
                 for t in by_execution
-                if not isinstance(t.message, Barrier) and (reload or not isinstance(t.message, Start))
+                if not isinstance(t.message, Barrier)
+                and (reload or not isinstance(t.message, Start))
             },
         )
         if reload:
@@ -217,7 +221,9 @@ class Broker:
         """Everything that follows from a new fact goes into the batch, in order."""
         turn.touched[live.state.execution_id] = shard
         turn.batch.fences[shard] = turn.held[shard]
-        catalog_id = fact.catalog_id if isinstance(fact, ExecutionStarted) else live.state.catalog_id
+        catalog_id = (
+            fact.catalog_id if isinstance(fact, ExecutionStarted) else live.state.catalog_id
+        )
         playbook = await self._playbooks.get(turn.conn, catalog_id)
         ids = self._ids if event_id is None else itertools.chain((event_id,), self._ids)
         for item in follow(playbook, live.state, fact, live.known, ids):
@@ -320,8 +326,9 @@ class Broker:
         """A result that came with a message of this turn is not in the database yet."""
         stored = live.inline.get(ref_id)
         if stored is not None:
-            return self._results.decode(stored)
-        return await self._results.load(turn.conn, live.state.execution_id, ref_id)
+            return document_of(stored)
+        reference = Reference(ref_id=ref_id, type="db")
+        return await self._results.get(turn.conn, live.state.execution_id, reference)
 
     async def _reissue_lost(self, turn: Turn, shard: ShardId, live: Live) -> None:
         """An open command without a row can never end: close the attempt, which issues the next."""
@@ -338,7 +345,9 @@ class Broker:
         if shard not in turn.held or epoch <= self._epochs.get(shard, 0):
             return
         turn.closing[shard] = epoch
-        marked = self._unmarked.get(shard, set()) | {e for e, s in turn.touched.items() if s == shard}
+        marked = self._unmarked.get(shard, set()) | {
+            e for e, s in turn.touched.items() if s == shard
+        }
         await self.states.load(turn.conn, marked)
         for execution_id in marked:
             live = self.states.get(execution_id)
@@ -368,7 +377,9 @@ class Broker:
     ) -> None:
         """Keep the letters for a person to look at, and end the execution with the reason."""
         own = [
-            t for t in taken if not isinstance(t.message, Barrier) and t.message.execution_id == execution_id
+            t
+            for t in taken
+            if not isinstance(t.message, Barrier) and t.message.execution_id == execution_id
         ]
         shard = own[0].shard_id
         turn.batch.forget(execution_id)

@@ -3,16 +3,11 @@
 from typing import Annotated
 
 from msgspec import Meta
-from noetl_core.process.config import Config
+
+from noetl_core.process.ownership import ShardConfig
 
 
-class BrokerConfig(Config, frozen=True, kw_only=True):
-    shard_lease_seconds: Annotated[
-        float, Meta(gt=0, description="How long a shard stays ours without a renewal.")
-    ] = 30.0
-    shard_heartbeat_seconds: Annotated[
-        float, Meta(gt=0, description="How often the leases of our shards are renewed.")
-    ] = 10.0
+class BrokerConfig(ShardConfig, frozen=True, kw_only=True):
     broker_batch_size: Annotated[
         int, Meta(gt=0, le=5000, description="Bodies taken into one commit, at most.")
     ] = 500

@@ -4,14 +4,13 @@ No artificial wait: a batch is whatever arrived while the last commit was under 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from noetl_broker.advance import Letter
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.ids import ShardId
 from noetl_core.store import inbox
 from noetl_core.store.postgres import Pool
-
-from noetl_broker.advance import Letter
 
 
 class Intake:
@@ -20,7 +19,7 @@ class Intake:
         pool: Pool,
         deliveries: asyncio.Queue[Delivery],
         *,
-        held: Callable[[], dict[ShardId, int]],
+        held: Callable[[], Mapping[ShardId, int]],
         batch_size: int,
         inbox_poll_seconds: float,
     ) -> None:
@@ -32,7 +31,7 @@ class Intake:
         self._inbox_due = asyncio.Event()
         self._inbox_due.set()
 
-    def look_into_inbox(self) -> None:
+    async def look_into_inbox(self, _body: bytes = b"") -> None:
         """Somebody says that there is something: read it with the next batch."""
         self._inbox_due.set()
 

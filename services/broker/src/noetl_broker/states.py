@@ -1,12 +1,13 @@
 """The states of executions, kept in memory as long as the shard is ours.
 
-A cache and nothing more: dropping any entry costs a read (the snapshot of the projection and the tail
-of the log after it), never an answer.
+A cache and nothing more: dropping any entry costs a read (the snapshot of the projection and the
+tail of the log after it), never an answer.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import CatalogId, ExecutionId, RefId, ShardId
 from noetl_core.domain.known import Known
@@ -95,7 +96,9 @@ class Playbooks:
     async def get(self, conn: Connection, catalog_id: CatalogId) -> Playbook:
         playbook = self._playbooks.get(catalog_id)
         if playbook is None:
-            content = await catalog.read_content(conn, catalog_id)
+            content = await catalog.content_of(conn, catalog_id)
+            if content is None:
+                raise NotFoundError(f"the catalog has no playbook {catalog_id}")
             playbook = parse_playbook(content, file=f"catalog {catalog_id}")
             self._playbooks[catalog_id] = playbook
         self._playbooks.move_to_end(catalog_id)

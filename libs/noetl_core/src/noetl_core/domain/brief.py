@@ -1,7 +1,7 @@
 """The brief of a command: everything a worker needs to run it, and nothing it does not read.
 
-It is the payload of the row in `noetl.command`. The worker has the playbook (by `catalog_id`) and the
-result store; the brief carries what is true of this execution at this moment.
+It is the payload of the row in `noetl.command`. The worker has the playbook (by `catalog_id`) and
+the result store; the brief carries what is true of this execution at this moment.
 """
 
 from typing import Any

@@ -1,7 +1,9 @@
 """decide: which facts follow from an event. Pure: the answer depends on its arguments alone.
 
-    ExecutionStarted ─> StepEntered ─┬─> CommandIssued ─> (a worker) ─> CallDone ─> StepExited ─┬─> StepEntered
-                                     └─> LoopStarted ─> CommandIssued...   LoopDone ─┘          └─> Execution...
+    ExecutionStarted ─> StepEntered ─┬─> CommandIssued ─> (worker) ─> CallDone ──┬─> StepExited ─┐
+                              ^      └─> LoopStarted ─> CommandIssued... LoopDone ┘               │
+                              └───────────────────────────────────────────────────────────────────┤
+                                                                    ExecutionCompleted | Failed <─┘
 
 Each returned fact is folded and decided in turn, depth first (see `follow`), so a decision always
 sees everything that came before it. A value that is stored elsewhere raises ReferenceNeeded: the
@@ -110,7 +112,12 @@ def follow(
 
 
 def _enter(
-    state: ExecutionState, step: StepName, *, tokens: int = 1, ahead: int = 0, parent_ref: RefId | None = None
+    state: ExecutionState,
+    step: StepName,
+    *,
+    tokens: int = 1,
+    ahead: int = 0,
+    parent_ref: RefId | None = None,
 ) -> StepEntered:
     """`ahead`: how many entries into this step were decided just now and are not folded yet."""
     seen = state.steps.get(step)
@@ -188,9 +195,7 @@ def _move_on(
         yield ExecutionCompleted(result=fact.result)
 
 
-def _call_outcome(
-    state: ExecutionState, fact: CallDone | CallFailed | CommandExpired
-) -> Outcome:
+def _call_outcome(state: ExecutionState, fact: CallDone | CallFailed | CommandExpired) -> Outcome:
     if isinstance(fact, CommandExpired):
         envelope = Envelope(status="error", parent_ref=_parent(state, fact))
         return Outcome(envelope=envelope, error=fact.error)

@@ -18,8 +18,8 @@ OutcomeStatus = Literal["ok", "error"]
 class Reference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a payload is. `ref_id` is the id of the event that recorded it.
 
-    `db` is inline in `noetl.result_ref`, `object_store` is a file or object at `uri`, `eventlog` is the
-    ordered results of a loop, read back from the log by `loop_id` = `ref_id`.
+    `db` is inline in `noetl.result_ref`, `object_store` is a file or object at `uri`, `eventlog` is
+    the ordered results of a loop, read back from the log by `loop_id` = `ref_id`.
     """
 
     ref_id: RefId
@@ -35,8 +35,8 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """Exactly what `chk_event_result_shape` lets into `event.result`.
 
-    `context` maps a dotted path inside the payload to its value, for the paths that templates on the
-    broker read (see domain/analysis.py).
+    `context` maps a dotted path inside the payload to its value, for the paths that templates on
+    the broker read (see domain/analysis.py).
     """
 
     status: OutcomeStatus

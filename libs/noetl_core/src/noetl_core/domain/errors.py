@@ -84,7 +84,7 @@ class PlaybookInvalidError(RejectedError):
 
 
 class TemplateError(RejectedError):
-    """A template did not render: names the step, the field and, if that was it, the unknown name."""
+    """A template did not render: names the step, the field and the name, if one is unknown."""
 
     def __init__(self, message: str, *, step: str, field: str, name: str | None = None) -> None:
         super().__init__(f"step {step!r}, field {field!r}: {message}")

@@ -28,7 +28,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened. Fields that are columns of `noetl.event` keep their names there."""
 
 
-class ExecutionStarted(Fact, kw_only=True, tag="execution.started"):
+class ExecutionStarted(Fact, frozen=True, kw_only=True, tag="execution.started"):
     """A client's request was accepted. Its payload, if any, is the result of this event."""
 
     catalog_id: CatalogId
@@ -37,14 +37,14 @@ class ExecutionStarted(Fact, kw_only=True, tag="execution.started"):
     result: Envelope | None = None
 
 
-class StepEntered(Fact, kw_only=True, tag="step.enter"):
+class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
     step: StepName
     visit: int
     tokens: int = 1
     parent_ref: int | None = None
 
 
-class CommandIssued(Fact, kw_only=True, tag="command.issued"):
+class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
     step: StepName
     visit: int
     command_id: CommandId
@@ -56,7 +56,7 @@ class CommandIssued(Fact, kw_only=True, tag="command.issued"):
     delay_s: float = 0.0
 
 
-class CommandClaimed(Fact, kw_only=True, tag="command.claimed"):
+class CommandClaimed(Fact, frozen=True, kw_only=True, tag="command.claimed"):
     step: StepName
     visit: int
     command_id: CommandId
@@ -66,7 +66,7 @@ class CommandClaimed(Fact, kw_only=True, tag="command.claimed"):
     iter_index: int | None = None
 
 
-class CallDone(Fact, kw_only=True, tag="call.done"):
+class CallDone(Fact, frozen=True, kw_only=True, tag="call.done"):
     step: StepName
     visit: int
     command_id: CommandId
@@ -79,7 +79,7 @@ class CallDone(Fact, kw_only=True, tag="call.done"):
     duration_ms: float = 0.0
 
 
-class CallFailed(Fact, kw_only=True, tag="call.error"):
+class CallFailed(Fact, frozen=True, kw_only=True, tag="call.error"):
     step: StepName
     visit: int
     command_id: CommandId
@@ -93,7 +93,7 @@ class CallFailed(Fact, kw_only=True, tag="call.error"):
     duration_ms: float = 0.0
 
 
-class CommandExpired(Fact, kw_only=True, tag="command.expired"):
+class CommandExpired(Fact, frozen=True, kw_only=True, tag="command.expired"):
     """The lease ran out, or the command was lost. `final`: no further attempt will be made."""
 
     step: StepName
@@ -106,7 +106,7 @@ class CommandExpired(Fact, kw_only=True, tag="command.expired"):
     final: bool = False
 
 
-class LoopStarted(Fact, kw_only=True, tag="loop.started"):
+class LoopStarted(Fact, frozen=True, kw_only=True, tag="loop.started"):
     """`parts` is how many pieces of the collection are stored behind this event's id."""
 
     step: StepName
@@ -118,7 +118,7 @@ class LoopStarted(Fact, kw_only=True, tag="loop.started"):
     fail_fast: bool = True
 
 
-class LoopDone(Fact, kw_only=True, tag="loop.done"):
+class LoopDone(Fact, frozen=True, kw_only=True, tag="loop.done"):
     step: StepName
     visit: int
     loop_id: LoopId
@@ -135,7 +135,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     barrier: bool = False
 
 
-class StepExited(Fact, kw_only=True, tag="step.exit"):
+class StepExited(Fact, frozen=True, kw_only=True, tag="step.exit"):
     step: StepName
     visit: int
     result: Envelope
@@ -143,7 +143,7 @@ class StepExited(Fact, kw_only=True, tag="step.exit"):
     ctx: dict[str, Any] = {}
 
 
-class StepFailed(Fact, kw_only=True, tag="step.failed"):
+class StepFailed(Fact, frozen=True, kw_only=True, tag="step.failed"):
     """`handled`: a failure arc was taken, so the execution goes on."""
 
     step: StepName
@@ -155,20 +155,20 @@ class StepFailed(Fact, kw_only=True, tag="step.failed"):
     handled: bool = False
 
 
-class CheckpointCommitted(Fact, kw_only=True, tag="checkpoint.committed"):
+class CheckpointCommitted(Fact, frozen=True, kw_only=True, tag="checkpoint.committed"):
     barrier: EpochId
 
 
-class ExecutionCompleted(Fact, kw_only=True, tag="execution.completed"):
+class ExecutionCompleted(Fact, frozen=True, kw_only=True, tag="execution.completed"):
     result: Envelope | None = None
 
 
-class ExecutionFailed(Fact, kw_only=True, tag="execution.failed"):
+class ExecutionFailed(Fact, frozen=True, kw_only=True, tag="execution.failed"):
     error: ToolError
     step: StepName | None = None
 
 
-class ExecutionCancelled(Fact, kw_only=True, tag="execution.cancelled"):
+class ExecutionCancelled(Fact, frozen=True, kw_only=True, tag="execution.cancelled"):
     reason: str = ""
 
 
@@ -218,9 +218,7 @@ def event_key(fact: AnyFact) -> str:
             return "end"
 
 
-_TYPE_NAMES: dict[type, str] = {
-    kind: str(kind.__struct_config__.tag) for kind in AnyFact.__args__  # type: ignore[attr-defined]
-}
+_TYPE_NAMES: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in AnyFact.__args__}
 
 FACT_BY_TYPE: dict[str, type[Any]] = {name: kind for kind, name in _TYPE_NAMES.items()}
 

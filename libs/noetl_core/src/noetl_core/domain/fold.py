@@ -1,8 +1,8 @@
 """fold: what is true after an event. Pure: no template, no guard, no clock, no playbook.
 
-An event at or before the state's watermark changes nothing, so folding any prefix twice is folding it
-once. The state it is given is updated in place and returned: nobody else holds it, and a copy per
-event would make a loop of a thousand items cost a thousand copies.
+An event at or before the state's watermark changes nothing, so folding any prefix twice is folding
+it once. The state it is given is updated in place and returned: nobody else holds it, and a copy
+per event would make a loop of a thousand items cost a thousand copies.
 """
 
 from typing import Any, assert_never
@@ -44,7 +44,9 @@ def fold(state: ExecutionState, event: Event) -> ExecutionState:
     return state
 
 
-def _apply(state: ExecutionState, fact: AnyFact, event_id: EventId) -> None:  # noqa: C901, PLR0912 - one case an event
+def _apply(  # noqa: C901, PLR0912 - one case an event
+    state: ExecutionState, fact: AnyFact, event_id: EventId
+) -> None:
     match fact:
         case CommandIssued():
             _issue(state, fact)

@@ -1,8 +1,8 @@
 """What a loop does next: store its collection in parts, keep its window full, end once.
 
 Counters are all it has. `in_flight` + `done` + `failed` = `next_index` at every moment, and the log
-refuses to record an attempt's end twice, so the counts are exact and a million items cost no more state
-than ten.
+refuses to record an attempt's end twice, so the counts are exact and a million items cost no more
+state than ten.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,7 @@ def split(collection: list[Any], part_size: int) -> Iterator[list[Any]]:
         yield collection[start : start + part_size]
 
 
-def advance_loop(
-    step: Step, visit: int, loop: LoopState
-) -> tuple[CommandIssued | LoopDone, ...]:
+def advance_loop(step: Step, visit: int, loop: LoopState) -> tuple[CommandIssued | LoopDone, ...]:
     """Fill the window, or, when nothing is left to issue and nothing is open, end the loop."""
     gave_up = loop.fail_fast and loop.failed > 0
     last = loop.next_index if gave_up else loop.total

@@ -1,8 +1,8 @@
 """Where tokens go: what a step sets, which arcs are taken, when a barrier opens.
 
 Order at the end of a step: its `set`, then its arcs in order, then the `set` of each arc taken. A
-guard that raises fails the step. On a failure only arcs whose guard looks at it are asked, and one that
-raises then is not taken: a failure is never hidden by another.
+guard that raises fails the step. On a failure only arcs whose guard looks at it are asked, and one
+that raises then is not taken: a failure is never hidden by another.
 """
 
 from collections.abc import Iterator, Mapping

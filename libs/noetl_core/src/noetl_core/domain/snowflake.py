@@ -36,7 +36,7 @@ class Snowflake:
         return (self._last_ms << _TIME_SHIFT) | (self._node << SEQUENCE_BITS) | self._sequence
 
     def pass_over(self, floor: int) -> None:
-        """Mint only above `floor` from now on: the next owner of a shard must sort after the last."""
+        """Mint only above `floor` from now on: a shard's next owner must sort after the last."""
         floor_ms = floor >> _TIME_SHIFT
         if floor_ms >= self._last_ms:
             self._last_ms, self._sequence = floor_ms + 1, 0

@@ -1,11 +1,12 @@
 """One broker batch: what it appends, closes, issues and stores, committed by one function call.
 
-`noetl.commit_batch` proves the lease of every shard in the batch, so nothing is written after another
-process took a shard over. Loops that start, letters that are parked and refusals that are audited are
-rare: they cost a statement of their own, inside the same transaction.
+`noetl.commit_batch` proves the lease of every shard in the batch, so nothing is written after
+another process took a shard over. Loops that start, letters that are parked and refusals that are
+audited are rare: they cost a statement of their own, inside the same transaction.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 
@@ -111,9 +112,20 @@ class Batch:
 
     def forget(self, execution_id: ExecutionId) -> None:
         """Take back everything this batch holds of an execution that could not be processed."""
-        for rows in (self.events, self.ended, self.commands, self.results, self.collections, self.parts):
-            rows[:] = [row for row in rows if row.execution_id != execution_id]  # type: ignore[attr-defined]
+        _keep_others(self.events, execution_id)
+        _keep_others(self.ended, execution_id)
+        _keep_others(self.commands, execution_id)
+        _keep_others(self.results, execution_id)
+        _keep_others(self.collections, execution_id)
+        _keep_others(self.parts, execution_id)
         self.ended_executions = [e for e in self.ended_executions if e != execution_id]
+
+
+_Row = TypeVar("_Row", EventRow, EndedRow, CommandRow, ResultRow, CollectionRow, PartRow)
+
+
+def _keep_others(rows: list[_Row], execution_id: ExecutionId) -> None:
+    rows[:] = [row for row in rows if row.execution_id != execution_id]
 
 
 _COMMIT = "SELECT noetl.commit_batch({})".format(", ".join(f"${n}" for n in range(1, 46)))
@@ -145,19 +157,20 @@ async def _commit_rows(conn: Connection, batch: Batch) -> None:
     )
 
 
-def _columns(rows: list[EventRow] | list[EndedRow] | list[CommandRow] | list[ResultRow] | list[PartRow]
-             | list[CollectionRow] | list[DeadLetterRow] | list[RefusalRow], width: int) -> list[tuple[object, ...]]:
+def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:
     return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
 _COLLECTIONS = """
 INSERT INTO noetl.manifest (execution_id, manifest_id, step, item_count, part_count, kind)
-SELECT u.*, 'collection' FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::integer[]) AS u
+SELECT u.*, 'collection'
+FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::integer[]) AS u
 """
 
 _PARTS = """
 INSERT INTO noetl.manifest_part (
-    execution_id, manifest_id, part_index, item_count, store_tier, physical_uri, bytes, sha256, inline
+    execution_id, manifest_id, part_index, item_count, store_tier, physical_uri, bytes, sha256,
+    inline
 )
 SELECT * FROM unnest(
     $1::bigint[], $2::bigint[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::bigint[],

@@ -1,7 +1,8 @@
 """noetl.event: facts to rows and back. The log has one writer, `commit_batch` (store/batch.py).
 
-Fields that have a column go there; the rest of a fact goes into `context`, or into `meta` when it only
-informs. A command's step, visit, index and attempt are spelled by its id, so those rows need neither.
+Fields that have a column go there; the rest of a fact goes into `context`, or into `meta` when it
+only informs. A command's step, visit, index and attempt are spelled by its id, so those rows need
+neither.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from noetl_core.domain.ids import (
     ShardId,
     parse_command_id,
 )
-from noetl_core.store.postgres import Connection
+from noetl_core.store.postgres import Connection, Pool
 
 _COLUMNS = frozenset({"command_id", "loop_id", "iter_index", "attempt", "catalog_id"})
 _META = frozenset({"worker_id", "duration_ms"})
@@ -196,9 +197,7 @@ CROSS JOIN LATERAL (
 """  # noqa: S608 - the fields are a constant
 
 
-async def read_shards(
-    conn: Connection, after: dict[ShardId, EventId], *, limit: int
-) -> list[Any]:
+async def read_shards(conn: Connection, after: dict[ShardId, EventId], *, limit: int) -> list[Any]:
     """Up to `limit` rows of each shard past its watermark, in log order; decode with `event_of`."""
     return list(await conn.fetch(_READ_SHARDS, list(after), list(after.values()), limit))
 
@@ -212,6 +211,6 @@ CROSS JOIN LATERAL (
 """
 
 
-async def newest_event_id(conn: Connection, shards: Iterable[ShardId]) -> EventId:
+async def newest_event_id(conn: Connection | Pool, shards: Iterable[ShardId]) -> EventId:
     """The last id of these shards: a new owner must mint above it."""
     return EventId(await conn.fetchval(_NEWEST, list(shards)))

@@ -54,7 +54,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
-    """`context`: dotted paths inside the result that the broker routes on. `ctx`: what tasks set."""
+    """`context`: paths inside the result that the broker routes on. `ctx`: what tasks set."""
 
     execution_id: ExecutionId
     command_id: CommandId

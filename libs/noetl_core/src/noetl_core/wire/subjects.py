@@ -13,6 +13,8 @@ from noetl_core.domain.ids import ShardId, WorkerId
 EVENT_STREAM = "NOETL_EVENTS"
 EVENT_STREAM_SUBJECTS = ("noetl.events.>",)
 
+ANY_INBOX_WAKE = "noetl.inbox.*"
+
 
 def event_batch(shard: ShardId) -> str:
     return f"noetl.events.{shard}.batch"

@@ -1,0 +1,71 @@
+"""Takes what came in, advances it until it is committed, wakes the others, acknowledges."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from noetl_broker.advance import Broker, Letter, Turn
+from noetl_broker.dispatch import dispatch
+from noetl_broker.intake import Intake
+from noetl_broker.metrics import BATCH_EVENTS, EVENTS
+from noetl_core.bus.connection import Bus
+from noetl_core.bus.consume import Delivery
+from noetl_core.domain.errors import ShardLostError
+from noetl_core.process.resilience import backoff_seconds, is_transient
+
+log = structlog.get_logger()
+
+
+class Pump:
+    def __init__(
+        self,
+        broker: Broker,
+        intake: Intake,
+        bus: Bus,
+        *,
+        renew: Callable[[], Awaitable[object]],
+        stopping: asyncio.Event,
+    ) -> None:
+        self._broker = broker
+        self._intake = intake
+        self._bus = bus
+        self._renew = renew
+        self._stopping = stopping
+
+    async def turn(self) -> bool:
+        """One batch. True when there was one."""
+        letters, deliveries = await self._intake.next_batch()
+        if not letters:
+            return False
+        turn = await self._until_committed(letters)
+        if turn is not None:
+            await dispatch(self._bus, turn)
+            await _acknowledge(turn, deliveries)
+            EVENTS.add(len(turn.batch.events))
+            BATCH_EVENTS.record(len(turn.batch.events))
+        return True
+
+    async def _until_committed(self, letters: list[Letter]) -> Turn | None:
+        """Postgres may be away for a while: the letters wait here, unacknowledged."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return await self._broker.advance(letters)
+            except ShardLostError as error:
+                log.warning("broker.fenced", shard_ids=list(error.shard_ids))
+                await self._renew()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                failures += 1
+                log.warning("broker.waiting", reason=str(error), failures=failures)
+                await asyncio.sleep(backoff_seconds(failures))
+        return None
+
+
+async def _acknowledge(turn: Turn, deliveries: list[Delivery]) -> None:
+    """The last of a shard stands for all before it. A lost shard is left to its new owner."""
+    newest = {delivery.shard: delivery for delivery in deliveries if delivery.shard in turn.held}
+    for delivery in newest.values():
+        await delivery.ack()
