@@ -1,1 +1,1 @@
-"""NATS: connection, publishing, consuming. Only speed lives here; nothing is true because NATS says so."""
+"""NATS: connection, streams, consuming. Only speed lives here: nothing is true because of NATS."""

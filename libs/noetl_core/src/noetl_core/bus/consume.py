@@ -1,0 +1,271 @@
+"""Reads the events of the shards we own from JetStream, all into one queue.
+
+    stream NOETL_EVENTS ── durable consumer per shard ── pull requests ──> inbox ──> queue
+
+Per shard one pull request is outstanding: up to PULL_BATCH messages, or a status after
+PULL_SECONDS. When it is used up the next one goes out, after its messages went into the queue; so a
+full queue stops the flow, and never more than one batch per shard waits outside of it.
+
+The consumer acknowledges "everything up to here". That is only right for a reader that saw
+everything up to here, so each delivery carries the consumer's own sequence, and a gap in it (the
+connection broke, another process pulled from our consumer) starts the consumer again from its
+acknowledged floor. The same is done when a shard is taken over: what the last owner had in flight
+comes at once, not after ACK_WAIT_SECONDS.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from noetl_core.bus.connection import NATS_ERRORS, Bus
+from noetl_core.bus.streams import API_SECONDS_MAX, ensure_streams
+from noetl_core.domain.ids import ShardId
+from noetl_core.wire.subjects import EVENT_STREAM, event_consumer, shard_events
+
+PULL_BATCH = 200
+PULL_BYTES_MAX = 16 * 1024 * 1024
+PULL_SECONDS = 20.0
+IDLE_SECONDS = 5.0
+ACK_WAIT_SECONDS = 10.0
+ACK_PENDING_MAX = 1000
+QUEUE_SIZE_MAX = 2000
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+_SILENCE_SECONDS_MAX = 2.5 * IDLE_SECONDS
+_REOPEN_SECONDS = 0.25
+
+_NANO = 1_000_000_000
+_PULL = msgspec.json.encode(
+    {
+        "batch": PULL_BATCH,
+        "max_bytes": PULL_BYTES_MAX,
+        "expires": int(PULL_SECONDS * _NANO),
+        "idle_heartbeat": int(IDLE_SECONDS * _NANO),
+    }
+)
+_STATUS_HEARTBEAT = "100"
+# The request ran its course: nothing there (404), time over (408), too big or too many (409).
+_STATUS_SPENT = frozenset({"404", "408"})
+
+log = structlog.get_logger()
+
+
+class Delivery(NamedTuple):
+    """One message. `ack` says that this one and all before it on the shard are dealt with."""
+
+    shard: ShardId
+    body: bytes
+    bus: Bus
+    reply: str
+
+    async def ack(self) -> None:
+        await self.bus.wake(self.reply, b"+ACK")
+
+
+class DeliveryQueue(asyncio.Queue[Delivery]):
+    """Full by number or by bytes, whichever comes first."""
+
+    def __init__(self, *, size_max: int, bytes_max: int) -> None:
+        super().__init__(size_max)
+        self._bytes = 0
+        self._bytes_max = bytes_max
+
+    def full(self) -> bool:
+        return super().full() or self._bytes >= self._bytes_max
+
+    def _put(self, item: Delivery) -> None:
+        self._bytes += len(item.body)
+        super()._put(item)
+
+    def _get(self) -> Delivery:
+        item: Delivery = super()._get()
+        self._bytes -= len(item.body)
+        return item
+
+
+class ShardConsumer:
+    """Use `open_consumer`. What arrives for the shards added is in `queue`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.queue = DeliveryQueue(size_max=QUEUE_SIZE_MAX, bytes_max=QUEUE_BYTES_MAX)
+        self._bus = bus
+        self._pulls: dict[ShardId, _Pull] = {}
+        bus.on_lost(self._interrupt)
+
+    async def add(self, shard: ShardId) -> None:
+        """Read this shard from now on. Does not wait: while NATS is away it begins later."""
+        if shard not in self._pulls:
+            self._pulls[shard] = _Pull(shard, self._bus, self.queue)
+
+    async def remove(self, shard: ShardId) -> None:
+        """Read it no more. What is in the queue already stays there."""
+        pull = self._pulls.pop(shard, None)
+        if pull is not None:
+            await pull.close()
+
+    async def close(self) -> None:
+        for shard in list(self._pulls):
+            await self.remove(shard)
+
+    def _interrupt(self) -> None:
+        for pull in self._pulls.values():
+            pull.interrupt()
+
+
+@asynccontextmanager
+async def open_consumer(bus: Bus) -> AsyncIterator[ShardConsumer]:
+    consumer = ShardConsumer(bus)
+    try:
+        yield consumer
+    finally:
+        await consumer.close()
+
+
+class _Pull:
+    """The reading of one shard: a task that opens the consumer, and opens it again when needed."""
+
+    def __init__(self, shard: ShardId, bus: Bus, queue: DeliveryQueue) -> None:
+        self._shard = shard
+        self._bus = bus
+        self._queue = queue
+        self._durable = event_consumer(shard)
+        self._client: Client | None = None
+        self._subscription: Subscription | None = None
+        self._inbox = ""
+        self._remaining = 0
+        self._next_sequence = 1
+        self._heard_at = 0.0
+        self._broken = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"consume.{shard}")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def interrupt(self) -> None:
+        """Start again: the connection is gone."""
+        self._broken.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if await self._open():
+                    await self._until_broken()
+            except NATS_ERRORS as error:
+                log.debug("consumer.delayed", shard_id=self._shard, error=repr(error))
+            finally:
+                await self._leave()
+            await asyncio.sleep(_REOPEN_SECONDS)
+
+    async def _open(self) -> bool:
+        await self._bus.wait_connected(_SILENCE_SECONDS_MAX)
+        client = self._bus.client
+        if client is None:
+            return False
+        self._broken.clear()
+        jetstream = client.jetstream(timeout=API_SECONDS_MAX)
+        self._next_sequence = await _ready_consumer(client, jetstream, self._shard)
+        self._inbox = client.new_inbox()
+        self._subscription = await client.subscribe(self._inbox, cb=self._receive)
+        self._client = client
+        await self._request()
+        return True
+
+    async def _until_broken(self) -> None:
+        """Until a status, a gap, silence or a lost connection says that this must start again."""
+        while not self._broken.is_set() and not self._is_silent():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._broken.wait()
+
+    def _is_silent(self) -> bool:
+        # A receiver that waits for room in the queue hears nothing, and that is no fault of NATS.
+        waiting = self._queue.full()
+        return not waiting and _now() - self._heard_at > _SILENCE_SECONDS_MAX
+
+    async def _leave(self) -> None:
+        subscription, self._subscription, self._client = self._subscription, None, None
+        if subscription is not None:
+            with suppress(*NATS_ERRORS):
+                await subscription.unsubscribe()
+
+    async def _request(self) -> None:
+        if self._client is not None:
+            self._remaining = PULL_BATCH
+            self._heard_at = _now()
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{EVENT_STREAM}.{self._durable}"
+            await self._client.publish(subject, _PULL, reply=self._inbox)
+
+    async def _receive(self, message: Msg) -> None:
+        self._heard_at = _now()
+        status = (message.headers or {}).get("Status") if message.subject == self._inbox else None
+        if status is None:
+            await self._deliver(message)
+        elif status in _STATUS_SPENT or _is_too_big(message):
+            await self._request()
+        elif status != _STATUS_HEARTBEAT:
+            log.debug("consumer.interrupted", shard_id=self._shard, status=status)
+            self._broken.set()
+
+    async def _deliver(self, message: Msg) -> None:
+        sequence = message.metadata.sequence.consumer
+        if sequence != self._next_sequence:
+            log.warning("consumer.gap", shard_id=self._shard, sequence=sequence)
+            self._broken.set()
+        if self._broken.is_set():
+            return
+        self._next_sequence = sequence + 1
+        await self._queue.put(Delivery(self._shard, message.data, self._bus, message.reply))
+        self._remaining -= 1
+        if self._remaining == 0:
+            await self._request()
+
+
+async def _ready_consumer(client: Client, jetstream: JetStreamContext, shard: ShardId) -> int:
+    """Make the consumer if it is missing; rewind it if something is in flight elsewhere.
+
+    Returns the sequence of the next delivery.
+    """
+    durable = event_consumer(shard)
+    try:
+        info = await jetstream.consumer_info(EVENT_STREAM, durable)
+    except NotFoundError:
+        await ensure_streams(client)
+        await jetstream.add_consumer(EVENT_STREAM, _consumer(shard, start=1))
+        return 1
+    if not info.num_ack_pending:
+        return 1 + (info.delivered.consumer_seq if info.delivered else 0)
+    floor = info.ack_floor.stream_seq if info.ack_floor else 0
+    await jetstream.delete_consumer(EVENT_STREAM, durable)
+    await jetstream.add_consumer(EVENT_STREAM, _consumer(shard, start=floor + 1))
+    return 1
+
+
+def _consumer(shard: ShardId, *, start: int) -> ConsumerConfig:
+    return ConsumerConfig(
+        durable_name=event_consumer(shard),
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=start,
+        ack_policy=AckPolicy.ALL,
+        ack_wait=ACK_WAIT_SECONDS,
+        max_ack_pending=ACK_PENDING_MAX,
+        filter_subject=shard_events(shard),
+    )
+
+
+def _is_too_big(message: Msg) -> bool:
+    return "MaxBytes" in (message.headers or {}).get("Description", "")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,33 @@
+"""The JetStream streams we need. They hold nothing authoritative: whoever misses one makes it."""
+
+from nats.aio.client import Client
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError
+
+from noetl_core.wire.subjects import EVENT_STREAM, EVENT_STREAM_SUBJECTS
+
+API_SECONDS_MAX = 2.0
+_MAX_AGE_SECONDS = 3600.0
+_MAX_BYTES = 1 << 30
+
+
+def event_stream() -> StreamConfig:
+    return StreamConfig(
+        name=EVENT_STREAM,
+        subjects=list(EVENT_STREAM_SUBJECTS),
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_age=_MAX_AGE_SECONDS,
+        max_bytes=_MAX_BYTES,
+    )
+
+
+async def ensure_streams(client: Client) -> None:
+    """Make the streams that are missing, and correct those that were made otherwise."""
+    jetstream = client.jetstream(timeout=API_SECONDS_MAX)
+    try:
+        await jetstream.add_stream(event_stream())
+    except BadRequestError:
+        # The name is in use with other settings: an older version of us made it.
+        await jetstream.update_stream(event_stream())

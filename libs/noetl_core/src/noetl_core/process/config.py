@@ -1,0 +1,82 @@
+"""Configuration: a frozen struct per service; field `batch_size` is NOETL_BATCH_SIZE, always.
+
+A wrong value stops the process before it does anything, and the message names the variable, the
+value and what was expected of it.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from noetl_core.domain.errors import NoetlError
+
+PREFIX = "NOETL_"
+_SECRET_ENDINGS = ("_dsn", "_key", "_keys", "_secret", "_token", "_password")
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
+class ConfigError(NoetlError):
+    """The environment is wrong: mend the variables that the message names."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What every service reads."""
+
+    postgres_dsn: Annotated[str, Meta(description="Where the one Postgres is.")]
+    nats_url: Annotated[str, Meta(description="Where NATS is.")] = "nats://127.0.0.1:4222"
+    instance: Annotated[
+        str, Meta(description="Name of this process; by default service, host and pid.")
+    ] = ""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+    health_host: Annotated[str, Meta(description="Address of the health server.")] = "127.0.0.1"
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="Port of the health server; 0 for none.")
+    ] = 0
+    store_dir: Annotated[
+        str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
+    ] = ""
+
+
+C = TypeVar("C", bound=Config)
+
+
+def load_config(kind: type[C], environ: Mapping[str, str]) -> C:
+    """Read every field of `kind` from NOETL_<FIELD>; complain about all wrong ones at once."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for field in msgspec.structs.fields(kind):
+        variable = PREFIX + field.name.upper()
+        if variable in environ:
+            try:
+                values[field.name] = _parse(environ[variable], field.type)
+            except msgspec.ValidationError as error:
+                problems.append(f"{variable}={_shown(field.name, environ[variable])}: {error}")
+        elif field.required:
+            problems.append(f"{variable} is not set")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return kind(**values)
+    except ValueError as error:  # a rule between two fields, kept by __post_init__
+        raise ConfigError(str(error)) from error
+
+
+def default_instance(service: str) -> str:
+    return f"{service}-{socket.gethostname()}-{os.getpid()}"
+
+
+def _parse(text: str, kind: Any) -> Any:
+    plain = kind.__origin__ if get_origin(kind) is Annotated else kind
+    if (get_origin(plain) or plain) in _SEQUENCES:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return msgspec.convert(parts, kind, strict=False)
+    return msgspec.convert(text, kind, strict=False)
+
+
+def _shown(name: str, value: str) -> str:
+    return "(hidden)" if name.endswith(_SECRET_ENDINGS) else repr(value)

@@ -1,0 +1,171 @@
+"""Keeps a fair share of the shards: renews, claims orphans, gives up surplus.
+
+    total = 16, live members of our kind = 3  ->  nobody holds more than ceil(16 / 3) = 6
+
+Every owner does this for itself, so shards move on when a process dies even while the shard-manager
+is down. What a process holds it may use until its own clock says that the lease is over; that a
+sleeper cannot write after that is proved by the epoch, in the commit itself.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from noetl_core.domain.ids import ShardId
+from noetl_core.process.clock import lease_clock
+from noetl_core.process.config import Config
+from noetl_core.process.membership import Member
+from noetl_core.store import execution_shard, runtime
+from noetl_core.store.execution_shard import Claim
+from noetl_core.store.postgres import Pool
+
+LOOK_SECONDS_MAX = 1.0
+_NOTHING: Mapping[ShardId, int] = MappingProxyType({})
+
+log = structlog.get_logger()
+
+
+class ShardConfig(Config, frozen=True, kw_only=True):
+    """What every service that owns shards reads."""
+
+    shard_lease_seconds: Annotated[
+        float, Meta(gt=0, description="How long a shard stays ours without a renewal.")
+    ] = 30.0
+    shard_heartbeat_seconds: Annotated[
+        float, Meta(gt=0, description="How often the lease of our shards is renewed.")
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.shard_heartbeat_seconds >= self.shard_lease_seconds:
+            raise ValueError("shard_heartbeat_seconds must be below shard_lease_seconds")
+
+    @property
+    def shard_look_seconds(self) -> float:
+        """How often to run `ShardOwner.keep`: orphans are found within this time."""
+        return min(self.shard_heartbeat_seconds, LOOK_SECONDS_MAX)
+
+
+async def _ignore_gain(_claim: Claim) -> None: ...
+async def _ignore_loss(_shard_id: ShardId) -> None: ...
+
+
+class ShardOwner:
+    """The shards of one role that this process holds."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        member: Member,
+        *,
+        role: str,
+        lease_seconds: float = 30.0,
+        heartbeat_seconds: float = 10.0,
+        on_gain: Callable[[Claim], Awaitable[None]] = _ignore_gain,
+        on_loss: Callable[[ShardId], Awaitable[None]] = _ignore_loss,
+        clock: Callable[[], float] = lease_clock,
+    ) -> None:
+        self.role = role
+        self._pool = pool
+        self._member = member
+        self._lease_seconds = lease_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._on_gain = on_gain
+        self._on_loss = on_loss
+        self._clock = clock
+        self._claims: dict[ShardId, int] = {}
+        self._renewed_at = -math.inf
+        self._is_renewal_due = True
+
+    def held(self) -> Mapping[ShardId, int]:
+        """Shard -> epoch. Empty when the lease has run out by our clock, until it is renewed."""
+        return _NOTHING if self._is_lapsed() else MappingProxyType(self._claims)
+
+    async def keep(self) -> None:
+        """One turn, to be run every `shard_look_seconds`."""
+        asked_at = self._clock()
+        if self._is_renewal_due or asked_at - self._renewed_at >= self._heartbeat_seconds:
+            await self._renew(asked_at)
+        fair = await self._fair_share()
+        if len(self._claims) < fair.limit and fair.free:
+            await self._claim(asked_at, fair.limit - len(self._claims))
+        elif len(self._claims) > fair.limit:
+            await self.give_up(sorted(self._claims)[fair.limit :])
+
+    async def give_up(self, shard_ids: list[ShardId]) -> None:
+        """Stop using these shards first, then let the others have them."""
+        for shard_id in shard_ids:
+            await self._lose(shard_id)
+        await execution_shard.release(self._pool, self.role, self._member.runtime_id, shard_ids)
+
+    async def release(self) -> None:
+        """Give up everything: for `service.on_stop`."""
+        await self.give_up(list(self._claims))
+
+    async def lost(self, shard_ids: Iterable[ShardId]) -> None:
+        """A commit was refused (ShardLostError): not ours any more, whatever the lease says."""
+        self._is_renewal_due = True
+        for shard_id in shard_ids:
+            await self._lose(shard_id)
+
+    def _is_lapsed(self) -> bool:
+        return self._clock() - self._renewed_at >= self._lease_seconds
+
+    async def _renew(self, asked_at: float) -> None:
+        claims = await execution_shard.renew(
+            self._pool, self.role, self._member.runtime_id, lease_seconds=self._lease_seconds
+        )
+        kept = {claim.shard_id: claim.epoch for claim in claims}
+        for shard_id, epoch in list(self._claims.items()):
+            if kept.get(shard_id) != epoch:
+                await self._lose(shard_id)
+        self._renewed_at = asked_at
+        self._is_renewal_due = False
+        for claim in claims:
+            if claim.shard_id not in self._claims:
+                await self._gain(claim)
+
+    async def _claim(self, asked_at: float, limit: int) -> None:
+        claims = await execution_shard.claim(
+            self._pool,
+            self.role,
+            self._member.runtime_id,
+            instance=self._member.name,
+            lease_seconds=self._lease_seconds,
+            limit=limit,
+        )
+        if not self._claims:
+            self._renewed_at = asked_at
+        for claim in claims:
+            await self._gain(claim)
+
+    async def _fair_share(self) -> "_FairShare":
+        share = await execution_shard.share(self._pool, self.role)
+        # Who let a lease run out is not counted, or its orphans would wait for a dead process;
+        # should it be alive, its next heartbeat says so.
+        lapsed = [owner for owner in share.lapsed if owner != self._member.runtime_id]
+        if lapsed:
+            await runtime.mark_offline(self._pool, lapsed)
+        live = max(1, await runtime.live_count(self._pool, self._member.kind))
+        return _FairShare(limit=math.ceil(share.total / live), free=share.free)
+
+    async def _gain(self, claim: Claim) -> None:
+        # Only after the callback is the shard in use: whatever must be ready before its first
+        # commit (ids above its newest event) is ready then.
+        await self._on_gain(claim)
+        self._claims[claim.shard_id] = claim.epoch
+        log.info("shard.gained", role=self.role, shard_id=claim.shard_id, epoch=claim.epoch)
+
+    async def _lose(self, shard_id: ShardId) -> None:
+        epoch = self._claims.pop(shard_id, None)
+        log.info("shard.lost", role=self.role, shard_id=shard_id, epoch=epoch)
+        await self._on_loss(shard_id)
+
+
+class _FairShare(msgspec.Struct, frozen=True):
+    limit: int
+    free: int

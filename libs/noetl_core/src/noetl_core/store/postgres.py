@@ -1,0 +1,105 @@
+"""Connections to Postgres: one pool per service, opened under the role of that service.
+
+No JSON codec is set on purpose: `jsonb` travels as text, and the module that owns a table encodes
+and decodes it with msgspec.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import asyncpg
+import structlog
+from asyncpg.pool import PoolConnectionProxy
+
+if TYPE_CHECKING:
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+else:
+    Pool = asyncpg.Pool
+    Connection = asyncpg.Connection | PoolConnectionProxy
+
+CONNECT_WAIT_SECONDS = 30.0
+COMMAND_TIMEOUT_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
+
+# What the same statement may survive a moment later: the server went away, is starting, changed
+# over to a standby, or chose our transaction as the victim of a deadlock.
+TRANSIENT_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.exceptions.OperatorInterventionError,
+    asyncpg.exceptions.InsufficientResourcesError,
+    asyncpg.exceptions.TransactionRollbackError,
+    asyncpg.exceptions.ReadOnlySQLTransactionError,
+    asyncpg.exceptions.InternalClientError,
+)
+
+log = structlog.get_logger()
+
+
+def is_postgres_away(error: BaseException) -> bool:
+    """True when the statement failed because of the connection, not because of the statement."""
+    if isinstance(error, TRANSIENT_ERRORS):
+        return True
+    # asyncpg has one class for a closed connection and for a wrong use of it: only the text tells.
+    return isinstance(error, asyncpg.InterfaceError) and "clos" in str(error)
+
+
+@asynccontextmanager
+async def open_pool(
+    dsn: str, *, role: str, size_max: int, size_min: int = 1, **settings: str
+) -> AsyncIterator[Pool]:
+    """A pool whose sessions act as `role`; an empty role stays the user of the DSN.
+
+    Waits up to CONNECT_WAIT_SECONDS for a Postgres that is still starting. `settings` are server
+    settings of every session, such as `synchronous_commit="off"`.
+    """
+    pool = await _connect(dsn, role, size_min, size_max, settings)
+    try:
+        yield pool
+    finally:
+        await _close(pool)
+
+
+async def _connect(
+    dsn: str, role: str, size_min: int, size_max: int, settings: dict[str, str]
+) -> Pool:
+    deadline = asyncio.get_running_loop().time() + CONNECT_WAIT_SECONDS
+    told = False
+    while True:
+        try:
+            return await asyncpg.create_pool(
+                dsn,
+                min_size=min(size_min, size_max),
+                max_size=size_max,
+                command_timeout=COMMAND_TIMEOUT_SECONDS,
+                server_settings=_server_settings(role, settings),
+                reset=_leave_session,
+            )
+        except TRANSIENT_ERRORS as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            if not told:
+                log.warning("postgres.awaited", role=role, error=str(error))
+                told = True
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _server_settings(role: str, settings: dict[str, str]) -> dict[str, str]:
+    # Every statement here is short: compiling one costs more than it gains.
+    base = {"application_name": role or "noetl", "jit": "off", "timezone": "UTC"}
+    return base | ({"role": role} if role else {}) | settings
+
+
+async def _leave_session(_connection: Any) -> None:
+    """Sessions hold no state of ours, so giving one back costs no round trip."""
+
+
+async def _close(pool: Pool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), timeout=5)
+    except TimeoutError:
+        pool.terminate()

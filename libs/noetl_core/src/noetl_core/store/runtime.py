@@ -1,0 +1,125 @@
+"""noetl.runtime: every living process, and the snowflake node number that it leases.
+
+A node number belongs to a row, and a row belongs to a process for NODE_LEASE_SECONDS after its last
+heartbeat. A process that says goodbye is marked offline and keeps the number for that long, too:
+the next holder may run on a machine whose clock is behind, and would mint the same ids again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from noetl_core.domain.errors import RetryableError
+from noetl_core.domain.ids import RuntimeId
+from noetl_core.store.postgres import Connection, Pool
+
+NODE_LEASE_SECONDS = 60.0
+LIVE_SECONDS = 15.0
+
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.runtime.node'))"
+
+_FORGET = "DELETE FROM noetl.runtime WHERE heartbeat < now() - make_interval(secs => $1)"
+
+# The last process of this name has no more say, but its node number stays taken for a while.
+_SUPERSEDE = """
+UPDATE noetl.runtime
+SET name = name || '#' || runtime_id, status = 'offline', updated_at = now()
+WHERE kind = $1 AND name = $2 AND runtime_id IS DISTINCT FROM $3
+"""
+
+_FREE_NODE = """
+SELECT node FROM generate_series(0, 1023) AS node
+WHERE NOT EXISTS (SELECT 1 FROM noetl.runtime AS taken WHERE taken.node = node.node)
+ORDER BY node LIMIT 1
+"""
+
+_INSERT = """
+INSERT INTO noetl.runtime (runtime_id, name, kind, uri, node, labels, capabilities, capacity)
+VALUES ($1, $2, $3, $4, $5, $6::jsonb, $7::jsonb, $8)
+"""
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process says about itself."""
+
+    name: str
+    kind: str
+    uri: str | None = None
+    labels: Mapping[str, Any] = {}
+    capabilities: Sequence[str] = ()
+    capacity: int | None = None
+
+
+async def register(
+    conn: Connection,
+    registration: Registration,
+    runtime_id_of: Callable[[int], int],
+    *,
+    runtime_id: RuntimeId | None = None,
+) -> tuple[RuntimeId, int]:
+    """Lease the smallest free node number. Must run inside a transaction.
+
+    `runtime_id_of(node)` mints the id of a new row; a process whose row vanished passes its own.
+    """
+    await conn.execute(_LOCK)
+    await conn.execute(_FORGET, NODE_LEASE_SECONDS)
+    await conn.execute(_SUPERSEDE, registration.kind, registration.name, runtime_id)
+    node = await conn.fetchval(_FREE_NODE)
+    if node is None:
+        raise RetryableError("all 1024 node numbers are leased")
+    identity = RuntimeId(runtime_id_of(node)) if runtime_id is None else runtime_id
+    await conn.execute(
+        _INSERT,
+        identity,
+        registration.name,
+        registration.kind,
+        registration.uri,
+        node,
+        msgspec.json.encode(registration.labels).decode(),
+        msgspec.json.encode(registration.capabilities).decode(),
+        registration.capacity,
+    )
+    return identity, node
+
+
+_HEARTBEAT = """
+UPDATE noetl.runtime
+SET heartbeat = now(), status = CASE WHEN name = $2 THEN 'ready' ELSE status END
+WHERE runtime_id = $1
+RETURNING node, name
+"""
+
+
+class Beat(NamedTuple):
+    node: int
+    name: str
+
+
+async def heartbeat(conn: Connection | Pool, runtime_id: RuntimeId, *, name: str) -> Beat | None:
+    """Renew the lease; None when the row is gone. Another name means that a successor took it."""
+    row = await conn.fetchrow(_HEARTBEAT, runtime_id, name)
+    return None if row is None else Beat(row["node"], row["name"])
+
+
+_OFFLINE = """
+UPDATE noetl.runtime SET status = 'offline', updated_at = now()
+WHERE runtime_id = ANY ($1::bigint[]) AND status <> 'offline'
+"""
+
+
+async def mark_offline(conn: Connection | Pool, runtime_ids: Sequence[RuntimeId]) -> None:
+    """Not counted as alive until the next heartbeat, if there is one."""
+    await conn.execute(_OFFLINE, runtime_ids)
+
+
+_LIVE_COUNT = """
+SELECT count(*) FROM noetl.runtime
+WHERE kind = $1 AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
+"""
+
+
+async def live_count(
+    conn: Connection | Pool, kind: str, *, live_seconds: float = LIVE_SECONDS
+) -> int:
+    return int(await conn.fetchval(_LIVE_COUNT, kind, live_seconds))

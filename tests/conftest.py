@@ -1,0 +1,3 @@
+"""Registers the fixtures of tests/support for every test."""
+
+pytest_plugins = ["support.postgres", "support.nats"]

@@ -1,0 +1,117 @@
+"""One nats-server with JetStream for the whole test run; every test finds it without streams."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from noetl_core.bus.connection import Bus, open_bus
+from support.postgres import free_port
+
+_START_SECONDS_MAX = 15.0
+
+
+class NatsServer:
+    """A server process with a store directory. `stop`, `kill` and `start` keep port and store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [str(_binary()), "-js", "-sd", str(self.directory / "store")]
+        command += ["-a", "127.0.0.1", "-p", str(self.port)]
+        with (self.directory / "nats.log").open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while not self._answers():
+            assert time.monotonic() < deadline, (self.directory / "nats.log").read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._end(hard=False)
+
+    def kill(self) -> None:
+        self._end(hard=True)
+
+    def wipe(self) -> None:
+        """Lose everything that was stored; only while it is stopped."""
+        assert self._process is None
+        shutil.rmtree(self.directory / "store", ignore_errors=True)
+
+    def _end(self, *, hard: bool) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill() if hard else process.terminate()
+            process.wait(timeout=20)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False
+
+
+def _binary() -> Path:
+    return Path(sys.executable).parent / "nats-server"
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """The shared server. Do not stop it: a test that needs that uses `own_nats`."""
+    yield from _run_server()
+
+
+@pytest.fixture
+def own_nats() -> Iterator[NatsServer]:
+    """A server that this test may stop, kill and wipe."""
+    yield from _run_server()
+
+
+def _run_server() -> Iterator[NatsServer]:
+    directory = Path(tempfile.mkdtemp(prefix="noetl-nats-"))
+    server = NatsServer(directory)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+async def nats_url(nats_server: NatsServer) -> str:
+    """URL of a NATS without any stream."""
+    client = await nats.connect(nats_server.url)
+    try:
+        jetstream = client.jetstream()
+        for stream in await jetstream.streams_info():
+            await jetstream.delete_stream(stream.config.name or "")
+    finally:
+        await client.close()
+    return nats_server.url
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    async with open_bus(nats_url, name="test") as opened:
+        assert await opened.wait_connected(5)
+        yield opened
