@@ -62,11 +62,12 @@ def test_a_loaded_result_answers(document: Any, expression: str, value: Any) -> 
 def test_a_pipeline_answers_for_its_tasks() -> None:
     view = view_of(
         OK,
-        StepDocument(data={"a": 1}, results={"load": {"rows": [1]}, "save": {"a": 1}}),
+        StepDocument(data={"a": 1}, task="save", earlier={"load": {"rows": [1]}}),
     )
 
     assert read("s.a", view) == 1
     assert read("s.results.load.rows", view) == [1]
+    assert read("s.results.save.a", view) == 1
 
 
 def test_an_unknown_field_is_undefined_and_not_empty() -> None:
@@ -89,6 +90,12 @@ def test_a_pushed_value_is_used_and_anything_else_is_asked_for() -> None:
     with pytest.raises(ReferenceNeeded) as needed:
         read("s.data.rows", view)
     assert needed.value.ref_id == 7
+
+
+def test_a_payload_that_was_pushed_as_a_whole_answers_everything() -> None:
+    envelope = Envelope(status="ok", reference=OK.reference, context={"": {"a": {"b": 1}}})
+
+    assert read("s.a.b + s.data.a.b", view_of(envelope, paths={""})) == 2
 
 
 def test_half_of_a_value_never_stands_for_the_whole() -> None:

@@ -28,15 +28,22 @@ class StepDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     data: Any = None
-    results: dict[str, Any] = {}
+    task: str = ""
+    """The label of the task that gave `data`, in a pipeline; the others are in `earlier`."""
+    earlier: dict[str, Any] = {}
     meta: dict[str, Any] = {}
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What each task of a pipeline returned, by label."""
+        return {**self.earlier, self.task: self.data} if self.task else {}
 
 
 def value_of(document: Any) -> Any:
     """A stored document as another step, a loop or a person sees it: the value and its tasks."""
     if not isinstance(document, StepDocument):
         return document
-    if not document.results:
+    if not document.task:
         return document.data
     if isinstance(document.data, dict):
         return {**document.data, "results": document.results}
@@ -66,8 +73,9 @@ def view_of(
     Without a document, a path is answered when `envelope.context` has exactly that path; `paths`
     keeps a half-known `s.data` from standing for the whole of it.
     """
-    if document is MISSING and envelope.reference is None:
-        document = None
+    if document is MISSING:
+        # A small payload that templates read as a whole was pushed as a whole.
+        document = None if envelope.reference is None else envelope.context.get("", MISSING)
     facts = Facts(envelope, document, error, stats)
     if document is MISSING:
         return PartialView(facts, frozenset(paths))
