@@ -1,4 +1,4 @@
-"""One program that runs: start it, know when it ended, end it. Its output goes to its own log file."""
+"""One program that runs: start it, know when it ended, end it. Its output goes to a log file."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""All services but the worker in one process and one event loop: `python -m noetl_cli.stack.engine`."""
+"""All services but the worker, in one process and one event loop."""
 
 from importlib import import_module
 

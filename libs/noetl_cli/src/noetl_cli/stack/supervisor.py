@@ -3,7 +3,7 @@
     nats, postgres -> migrations -> engine (or one process a service) -> workers
 
 Every part is a child of this process and dies with it, even with a kill -9. What a dead supervisor
-left behind all the same is found by its records (pid and start time) and ended before anything starts.
+left behind all the same is found by its records (pid and start time) and ended by the next one.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class Supervisor:
         )
 
     def _service_environment(self) -> dict[str, str]:
-        """What the user has set reaches every service; where the parts of the stack are, we know."""
+        """What the user has set reaches every service; where the parts are, we know better."""
         defaults = {
             "NOETL_ENCRYPTION_KEY": self._data_dir.encryption_key(),
             "NOETL_STORE_DIR": str(self._data_dir.store),
@@ -164,7 +164,7 @@ class Supervisor:
         self._tasks += [asyncio.create_task(self._keep(child)) for child in children]
 
     async def _keep(self, child: Child) -> None:
-        """Start a part again whenever it dies: at once, then ever more slowly while it keeps dying."""
+        """Start a part again when it dies: at once, then ever more slowly while it keeps dying."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
@@ -186,7 +186,7 @@ class Supervisor:
 
     async def _database_answers(self) -> None:
         """Without its database a service could only die again: let Postgres come back first."""
-        while not self._options.postgres_dsn and not await self._postgres.is_ready():
+        while not self._options.postgres_dsn and not await self._postgres.is_ready():  # noqa: ASYNC110
             await asyncio.sleep(_DATABASE_POLL_SECONDS)
 
     async def _bound_logs(self) -> None:
@@ -210,7 +210,7 @@ def _ports(options: StackOptions, data_dir: DataDir) -> dict[str, int]:
 
 
 async def _end_leftovers(data_dir: DataDir, report: Report) -> None:
-    """Nobody holds the lock, so whatever its last holder recorded and still runs, runs for nobody."""
+    """We hold the lock now: what its last holder recorded and still runs, runs for nobody."""
     state = read_state(data_dir)
     if state is None:
         return

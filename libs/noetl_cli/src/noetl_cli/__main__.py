@@ -1,0 +1,3 @@
+from noetl_cli.main import main
+
+main()

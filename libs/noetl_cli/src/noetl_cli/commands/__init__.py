@@ -1,0 +1,1 @@
+"""The commands, as typer sees them. Each says what it takes; the work is done elsewhere."""

@@ -1,0 +1,5 @@
+"""bench."""
+
+
+def bench(name: str) -> None:
+    """Measure."""

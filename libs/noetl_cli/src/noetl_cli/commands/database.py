@@ -1,0 +1,51 @@
+"""db migrate, db dump."""
+
+# ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noetl_cli.terminal import say
+
+app = typer.Typer(help="The database: its schema and migrations.", no_args_is_help=True)
+
+Dsn = Annotated[
+    str,
+    typer.Option(
+        metavar="URL", envvar="NOETL_POSTGRES_DSN", help="The database.", show_default=False
+    ),
+]
+
+
+@app.command()
+def migrate(dsn: Dsn = "") -> None:
+    """Bring a database up to this version's schema (by default that of the running `noetl dev`)."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.schema import database_of_dev
+    from noetl_cli.stack.migrations import apply_migrations
+
+    applied = run_until_signal(apply_migrations(dsn or database_of_dev()))
+    typer.echo("\n".join(applied) if applied else "nothing to do: the schema is up to date")
+
+
+@app.command()
+def dump(
+    dsn: Annotated[
+        str, typer.Option(metavar="URL", help="A migrated database; by default a temporary one.")
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; by default stdout.")
+    ] = None,
+) -> None:
+    """Write the schema that all migrations together make."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.schema import dump_schema
+
+    text = run_until_signal(dump_schema(dsn))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+        say(f"wrote {output}")

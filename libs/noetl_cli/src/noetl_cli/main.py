@@ -1,0 +1,50 @@
+"""The `noetl` command: its subcommands, and what becomes of an error."""
+
+import os
+import signal
+import sys
+
+import typer
+
+from noetl_cli.commands import bench, credentials, database, dev, executions, playbooks, version
+from noetl_cli.failure import CommandFailed, Interrupted
+
+app = typer.Typer(
+    name="noetl",
+    help="Durable playbooks: run them, watch them, and run the system they need.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Help as plain text: the pretty one takes longer to import than most commands to run.
+    rich_markup_mode=None,
+)
+app.command("run")(executions.run)
+app.add_typer(dev.app, name="dev")
+app.command("validate")(playbooks.validate)
+app.command("register")(playbooks.register)
+app.command("executions")(executions.list_newest)
+app.command("status")(executions.status)
+app.command("events")(executions.events)
+app.command("cancel")(executions.cancel)
+app.add_typer(credentials.app, name="credential")
+app.add_typer(database.app, name="db")
+app.command("bench")(bench.bench)
+app.command("version")(version.version)
+
+
+def main() -> None:
+    try:
+        app()
+    except CommandFailed as failure:
+        typer.echo(str(failure), err=True)
+        sys.exit(failure.exit_code)
+    except Interrupted as interrupted:
+        sys.exit(128 + interrupted.number)
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has enough; Python would complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+if __name__ == "__main__":
+    main()
