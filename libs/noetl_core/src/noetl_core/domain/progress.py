@@ -4,7 +4,6 @@ Both are functions of the state alone, and neither depends on the order of its d
 that came back from the database (jsonb sorts keys) must give the same bytes as one that never left.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -46,10 +45,9 @@ def waiting_on(state: ExecutionState) -> str | None:
         return None
     if state.status == "PENDING":
         return "waiting for the broker to start it"
-    held = Counter(c.step for c in state.commands.values() if c.worker_id is not None)
+    held, free = _commands_by_step(state)
     if held:
         return f"{_commands(held)} {_verb(held, 'is', 'are')} running"
-    free = Counter(c.step for c in state.commands.values())
     if free:
         return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker"
     if state.arrivals and not state.visits:
@@ -59,13 +57,23 @@ def waiting_on(state: ExecutionState) -> str | None:
     return "waiting for the broker to go on"
 
 
-def _commands(by_step: Counter[StepName]) -> str:
-    count = by_step.total()
+def _commands_by_step(state: ExecutionState) -> tuple[dict[StepName, int], dict[StepName, int]]:
+    """How many commands of each step a worker holds, and how many nobody does."""
+    held: dict[StepName, int] = {}
+    free: dict[StepName, int] = {}
+    for command in state.commands.values():
+        counts = free if command.worker_id is None else held
+        counts[command.step] = counts.get(command.step, 0) + 1
+    return held, free
+
+
+def _commands(by_step: dict[StepName, int]) -> str:
+    count = sum(by_step.values())
     return f"{count} {'command' if count == 1 else 'commands'} of {_steps(by_step)}"
 
 
-def _verb(by_step: Counter[StepName], one: str, many: str) -> str:
-    return one if by_step.total() == 1 else many
+def _verb(by_step: dict[StepName, int], one: str, many: str) -> str:
+    return one if sum(by_step.values()) == 1 else many
 
 
 def _steps(names: Iterable[StepName]) -> str:

@@ -1,0 +1,3 @@
+from noetl_projection.main import main
+
+main()

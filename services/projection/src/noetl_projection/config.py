@@ -1,0 +1,19 @@
+"""What can be set on a projection: NOETL_<FIELD>."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from noetl_core.process.ownership import ShardConfig
+
+
+class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
+    projection_batch_size: Annotated[
+        int, Meta(gt=0, le=10_000, description="Events folded in one turn, over all shards.")
+    ] = 500
+    projection_poll_ms: Annotated[
+        int, Meta(gt=0, description="How often the log is looked at when nobody wakes us.")
+    ] = 100
+    projection_executions_max: Annotated[
+        int, Meta(gt=0, description="Executions whose state is kept in memory.")
+    ] = 10_000

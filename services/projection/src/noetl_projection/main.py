@@ -1,0 +1,57 @@
+"""Reads noetl.event. Writes noetl.execution and noetl.projection_checkpoint. Routes nothing."""
+
+import asyncio
+
+from noetl_core.bus.connection import open_bus
+from noetl_core.domain.ids import ShardId
+from noetl_core.process.membership import join_runtime
+from noetl_core.process.ownership import ShardOwner
+from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store.execution_shard import Claim
+from noetl_core.store.postgres import open_pool
+from noetl_core.wire.subjects import log_wake
+from noetl_projection.config import ProjectionConfig
+from noetl_projection.memory import Memory
+from noetl_projection.project import project
+
+
+async def start(service: Service[ProjectionConfig]) -> None:
+    config = service.config
+    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_projection", size_max=4))
+    bus = await service.open(open_bus(config.nats_url, name=config.instance))
+    member = await service.open(join_runtime(service, pool, kind="projection"))
+    memory = Memory(executions_max=config.projection_executions_max)
+    grown = asyncio.Event()
+    heard: set[ShardId] = set()
+
+    async def hear(_body: bytes) -> None:
+        grown.set()
+
+    async def gained(claim: Claim) -> None:
+        grown.set()
+        if claim.shard_id not in heard:
+            heard.add(claim.shard_id)
+            await bus.subscribe(log_wake(claim.shard_id), hear)
+
+    owner = ShardOwner(
+        pool,
+        member,
+        role="projection",
+        lease_seconds=config.shard_lease_seconds,
+        heartbeat_seconds=config.shard_heartbeat_seconds,
+        on_gain=gained,
+    )
+
+    async def turn() -> int:
+        return await project(pool, owner, memory, batch_size=config.projection_batch_size)
+
+    service.every(config.shard_look_seconds, owner.keep, name="ownership")
+    service.on_stop(owner.release)
+    service.every(config.projection_poll_ms / 1000, turn, wake=grown, name="project")
+
+
+SERVICE = Part("projection", ProjectionConfig, start)
+
+
+def main() -> None:
+    run_service(*SERVICE)

@@ -1,0 +1,56 @@
+"""What a projection remembers between turns: watermarks, and the states of executions that move.
+
+It is an accelerator and nothing more. Whatever it holds is in the database too, and it is dropped
+whenever the two may differ: the shard has another epoch, or a turn did not come to its end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from noetl_core.domain.ids import EventId, ExecutionId, ShardId
+from noetl_core.store.execution_projection import Projected, Reached
+
+
+class Memory:
+    def __init__(self, *, executions_max: int) -> None:
+        self.epochs: dict[ShardId, int] = {}
+        self.watermarks: dict[ShardId, EventId] = {}
+        self.behind = 0
+        """How many shards had more to read than the last turn took."""
+        self._executions_max = executions_max
+        self._executions: OrderedDict[ExecutionId, Projected] = OrderedDict()
+
+    def keep(self, owned: Mapping[ShardId, int]) -> None:
+        """Forget every shard that is not owned under the epoch it was read under."""
+        self.drop([shard for shard, epoch in self.epochs.items() if owned.get(shard) != epoch])
+        self.epochs = dict(owned)
+
+    def drop(self, shards: Iterable[ShardId]) -> None:
+        gone = set(shards)
+        if not gone:
+            return
+        for shard in gone:
+            self.epochs.pop(shard, None)
+            self.watermarks.pop(shard, None)
+        for execution_id in [e for e, one in self._executions.items() if one.shard_id in gone]:
+            del self._executions[execution_id]
+
+    def clear(self) -> None:
+        self.epochs.clear()
+        self.watermarks.clear()
+        self._executions.clear()
+
+    def recall(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, Projected]:
+        return {e: self._executions[e] for e in execution_ids if e in self._executions}
+
+    def remember(
+        self, changed: Mapping[ExecutionId, Projected], reached: Mapping[ShardId, Reached]
+    ) -> None:
+        """Keep what moves and let go of what has ended; the longest untouched makes room."""
+        self.watermarks.update({shard: to.event_id for shard, to in reached.items()})
+        for execution_id, one in changed.items():
+            self._executions.pop(execution_id, None)
+            if not one.state.is_terminal:
+                self._executions[execution_id] = one
+        while len(self._executions) > self._executions_max:
+            self._executions.popitem(last=False)

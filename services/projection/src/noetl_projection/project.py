@@ -1,0 +1,186 @@
+"""The turn of the projection: read what the log has grown by, fold it, write the status rows.
+
+  noetl.event ──(event_id > watermark, in order)──> fold ──> noetl.execution + the next watermark
+
+The broker is a shard's only writer and its ids ascend in commit order, so what is read is a prefix
+of what will ever follow the watermark: nothing can appear behind it later. The rows and the
+watermark are written by one statement that proves the shard's lease, so two projections never write
+one shard, and a crash anywhere leaves either the whole batch or none of it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from noetl_core.domain.events import Event, ExecutionStarted
+from noetl_core.domain.fold import fold
+from noetl_core.domain.ids import EventId, ExecutionId, ShardId
+from noetl_core.domain.state import ExecutionState
+from noetl_core.store import event, execution_projection, projection_checkpoint
+from noetl_core.store.execution_projection import Parked, Projected, Reached
+from noetl_core.store.postgres import Connection, Pool
+from noetl_projection import metrics
+from noetl_projection.memory import Memory
+
+log = structlog.get_logger()
+
+
+class Shards(Protocol):
+    """The shards that this process owns (process/ownership.py)."""
+
+    def held(self) -> Mapping[ShardId, int]:
+        """Shard -> the epoch of our lease."""
+
+    async def lost(self, shard_ids: Collection[ShardId]) -> None:
+        """A commit was refused: these shards have another owner."""
+
+
+async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int) -> int:
+    """One turn over the shards we hold. Says how many events it has passed."""
+    memory.keep(shards.held())
+    if not memory.epochs:
+        return 0
+    try:
+        async with pool.acquire() as conn:
+            return await _project(conn, shards, memory, batch_size=batch_size)
+    except BaseException:
+        # The states may be ahead of the rows, or the commit may have happened unseen.
+        memory.clear()
+        raise
+
+
+async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_size: int) -> int:
+    unread = memory.epochs.keys() - memory.watermarks.keys()
+    if unread:
+        memory.watermarks.update(await projection_checkpoint.watermarks(conn, unread))
+        memory.behind = len(memory.epochs)
+    limit = max(1, batch_size // max(1, memory.behind))
+    rows = await event.read_shards(conn, memory.watermarks, limit=limit)
+    if not rows:
+        metrics.say_current(memory.epochs)
+        return 0
+    changed, parked = await _fold_rows(conn, memory, rows)
+    reached = _reached(rows)
+    kept = await execution_projection.commit(
+        conn, memory.epochs, changed=list(changed.values()), parked=parked, reached=reached
+    )
+    memory.remember(changed, reached)
+    await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
+    memory.behind = _shards_cut_off(rows, limit)
+    metrics.say_projected(kept, events=len(rows), parked=len(parked))
+    return len(rows)
+
+
+async def _let_go(shards: Shards, memory: Memory, lost: Collection[ShardId]) -> None:
+    if lost:
+        memory.drop(lost)
+        await shards.lost(lost)
+
+
+async def _fold_rows(
+    conn: Connection, memory: Memory, rows: list[Any]
+) -> tuple[dict[ExecutionId, Projected], list[Parked]]:
+    touched = {ExecutionId(row["execution_id"]) for row in rows}
+    found = memory.recall(touched)
+    unknown = touched - found.keys()
+    if unknown:
+        found.update(await execution_projection.load(conn, unknown))
+    spoiled = _fold_trusting(found, rows)
+    if not spoiled:
+        return found, []
+    # A failed fold leaves its state half changed: start again from the row, which is whole.
+    for execution_id in spoiled:
+        found.pop(execution_id, None)
+    found.update(await execution_projection.load(conn, spoiled))
+    return found, _fold_carefully(found, [r for r in rows if r["execution_id"] in spoiled])
+
+
+def _fold_trusting(found: dict[ExecutionId, Projected], rows: Iterable[Any]) -> set[ExecutionId]:
+    """Fold in place. Returns the executions in which an event could not be read or folded."""
+    spoiled: set[ExecutionId] = set()
+    for row in rows:
+        execution_id = ExecutionId(row["execution_id"])
+        try:
+            if execution_id not in spoiled:
+                found[execution_id] = _advance(found.get(execution_id), row, event.event_of(row))
+        except Exception:  # noqa: BLE001 - one bad row, whatever it is, never stops a shard
+            spoiled.add(execution_id)
+    return spoiled
+
+
+def _fold_carefully(found: dict[ExecutionId, Projected], rows: Iterable[Any]) -> list[Parked]:
+    """The same with a copy per event, so that a bad one can be left out and the rest goes on."""
+    parked: list[Parked] = []
+    for row in rows:
+        execution_id = ExecutionId(row["execution_id"])
+        before = found.get(execution_id)
+        try:
+            found[execution_id] = _advance(_copy(before), row, event.event_of(row))
+        except Exception as error:  # noqa: BLE001 - it is parked with its reason
+            parked.append(_park(row, error))
+            log.warning(
+                "event.parked",
+                execution_id=execution_id,
+                event_id=row["event_id"],
+                error=repr(error),
+            )
+    return parked
+
+
+def _advance(known: Projected | None, row: Any, happened: Event) -> Projected:
+    created_at: datetime = row["created_at"]
+    one = known if known is not None else _first(row)
+    one.state = fold(one.state, happened)
+    one.last_event_id = happened.event_id
+    one.last_event_type = row["event_type"]
+    one.updated_at = created_at
+    if row["node_name"] is not None:
+        one.last_node_name = row["node_name"]
+    fact = happened.fact
+    if type(fact) is ExecutionStarted:  # isinstance is slow for a struct of another class
+        one.path, one.version = fact.path, fact.version
+    if one.ended_at is None and one.state.is_terminal:
+        one.ended_at = created_at
+    return one
+
+
+def _first(row: Any) -> Projected:
+    return Projected(
+        state=ExecutionState(execution_id=ExecutionId(row["execution_id"])),
+        shard_id=ShardId(row["shard_id"]),
+        started_at=row["created_at"],
+        updated_at=row["created_at"],
+        last_event_type=row["event_type"],
+        last_event_id=EventId(0),
+    )
+
+
+_to_bytes = msgspec.msgpack.Encoder().encode
+_from_bytes = msgspec.msgpack.Decoder(Projected).decode
+
+
+def _copy(known: Projected | None) -> Projected | None:
+    return None if known is None else _from_bytes(_to_bytes(known))
+
+
+def _park(row: Any, error: Exception) -> Parked:
+    return Parked(
+        shard_id=ShardId(row["shard_id"]),
+        execution_id=ExecutionId(row["execution_id"]),
+        body=msgspec.json.encode(dict(row)),
+        reason=f"{type(error).__name__}: {error}",
+    )
+
+
+def _reached(rows: Iterable[Any]) -> dict[ShardId, Reached]:
+    return {r["shard_id"]: Reached(EventId(r["event_id"]), r["created_at"]) for r in rows}
+
+
+def _shards_cut_off(rows: Iterable[Any], limit: int) -> int:
+    counts: dict[int, int] = {}
+    for row in rows:
+        counts[row["shard_id"]] = counts.get(row["shard_id"], 0) + 1
+    return sum(1 for count in counts.values() if count >= limit)

@@ -1,0 +1,405 @@
+"""The turn of the projection against a real Postgres: what is in noetl.execution afterwards."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from noetl_core.domain.fold import fold
+from noetl_core.domain.ids import EventId, ExecutionId, RuntimeId, ShardId
+from noetl_core.domain.state import ExecutionState
+from noetl_core.store import execution_projection, execution_shard
+from noetl_core.store.postgres import Pool, open_pool
+from noetl_projection.memory import Memory
+from noetl_projection.project import project
+from services.projection.logs import SHARD_COUNT, Logged, append, interleaved
+
+ALL_SHARDS = [ShardId(n) for n in range(SHARD_COUNT)]
+
+
+@pytest.fixture
+async def projection_pool(database: str) -> AsyncIterator[Pool]:
+    """Under the role of the service, so that every test proves its grants too."""
+    async with open_pool(database, role="noetl_projection", size_max=4) as opened:
+        yield opened
+
+
+class Held:
+    """Shards under fixed epochs, for as long as no commit is refused."""
+
+    def __init__(self, epochs: Mapping[ShardId, int]) -> None:
+        self.epochs = dict(epochs)
+
+    def held(self) -> Mapping[ShardId, int]:
+        return self.epochs
+
+    async def lost(self, shard_ids: Collection[ShardId]) -> None:
+        for shard in shard_ids:
+            del self.epochs[shard]
+
+
+async def take_over(pool: Pool, owner: int) -> Held:
+    """Claim every shard, whoever holds it: as if its lease had run out."""
+    async with pool.acquire() as conn, conn.transaction():
+        await conn.execute("UPDATE noetl.execution_shard SET leased_until = NULL")
+        claims = await execution_shard.claim(
+            conn,
+            "projection",
+            RuntimeId(owner),
+            instance=f"projection-{owner}",
+            lease_seconds=30,
+            limit=SHARD_COUNT,
+        )
+    return Held(dict(claims))
+
+
+async def project_all(pool: Pool, shards: Held, *, batch_size: int = 500) -> int:
+    memory = Memory(executions_max=1000)
+    turns = 0
+    while await project(pool, shards, memory, batch_size=batch_size):
+        turns += 1
+    return turns
+
+
+async def rows(pool: Pool) -> list[str]:
+    """Every byte of noetl.execution, as text."""
+    found = await pool.fetch("SELECT x::text AS line FROM noetl.execution x ORDER BY execution_id")
+    return [row["line"] for row in found]
+
+
+def folded(logged: list[Logged]) -> dict[ExecutionId, ExecutionState]:
+    states: dict[ExecutionId, ExecutionState] = {}
+    for one in logged:
+        execution_id = one.event.execution_id
+        state = states.get(execution_id) or ExecutionState(execution_id=execution_id)
+        states[execution_id] = fold(state, one.event)
+    return states
+
+
+async def assert_equals_the_fold(pool: Pool, logged: list[Logged]) -> None:
+    found = await pool.fetch("SELECT * FROM noetl.execution")
+    projected = {
+        row["execution_id"]: msgspec.json.decode(row["state"], type=ExecutionState) for row in found
+    }
+    assert projected == folded(logged)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_projection_is_the_fold_of_the_whole_log(
+    pool: Pool, projection_pool: Pool, seed: int
+) -> None:
+    logged = interleaved(seed, 30)
+    await append(pool, logged)
+
+    await project_all(projection_pool, await take_over(pool, 1))
+
+    await assert_equals_the_fold(pool, logged)
+
+
+async def test_a_row_says_what_the_log_says(pool: Pool, projection_pool: Pool) -> None:
+    logged = interleaved(5, 12)
+    await append(pool, logged)
+
+    await project_all(projection_pool, await take_over(pool, 1))
+
+    for execution_id, state in folded(logged).items():
+        own = [one for one in logged if one.event.execution_id == execution_id]
+        row = await pool.fetchrow(
+            "SELECT * FROM noetl.execution WHERE execution_id = $1", execution_id
+        )
+        assert row is not None
+        assert (row["path"], row["version"], row["catalog_id"]) == ("demo/flow", 3, 77)
+        assert row["status"] == state.status
+        assert msgspec.json.decode(row["ctx"]) == state.ctx
+        assert row["started_at"] == own[0].created_at
+        assert row["updated_at"] == own[-1].created_at
+        assert row["ended_at"] == (own[-1].created_at if state.is_terminal else None)
+        assert row["last_projected_event_id"] == own[-1].event.event_id
+        assert (row["waiting_on"] is None) == state.is_terminal
+        assert (row["error"] is None) == (state.error is None)
+        assert set(msgspec.json.decode(row["progress"])) == set(state.steps)
+
+
+async def test_truncate_and_replay_gives_the_same_bytes(pool: Pool, projection_pool: Pool) -> None:
+    """However the log is cut into batches, and whatever is still in memory."""
+    chance = random.Random(7)
+    logged = interleaved(11, 25)
+    shards = await take_over(pool, 1)
+    memory = Memory(executions_max=1000)
+    for start in range(0, len(logged), 40):
+        await append(pool, logged[start : start + 40])
+        while await project(
+            projection_pool, shards, memory, batch_size=chance.choice([16, 100, 500])
+        ):
+            pass
+    first = await rows(pool)
+
+    for batch_size, executions_max in ((500, 1000), (16, 1), (48, 5)):
+        async with pool.acquire() as conn, conn.transaction():
+            await execution_projection.forget_everything(conn)
+        assert await rows(pool) == []
+        shards, memory = await take_over(pool, 2), Memory(executions_max=executions_max)
+        while await project(projection_pool, shards, memory, batch_size=batch_size):
+            pass
+        assert await rows(pool) == first
+
+
+async def test_forgetting_everything_makes_a_running_projection_start_again(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    logged = interleaved(3, 10)
+    await append(pool, logged)
+    shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
+    await project(projection_pool, shards, memory, batch_size=100)
+    async with pool.acquire() as conn, conn.transaction():
+        await execution_projection.forget_everything(conn)
+
+    # Its next commit is refused; it writes nothing and lets the shards go.
+    await project(projection_pool, shards, memory, batch_size=100)
+    assert await rows(pool) == []
+    await project_all(projection_pool, await take_over(pool, 1))
+
+    await assert_equals_the_fold(pool, logged)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing behind this line runs."""
+
+
+class Interrupted:
+    """A pool that does something before it sends one of its statements, or after the answer."""
+
+    def __init__(self, pool: Pool, *, at: int, act: Callable[[], Awaitable[None]], before: bool):
+        self._pool = pool
+        self._at = at
+        self._act = act
+        self._before = before
+        self.statements = 0
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator["Interrupted"]:
+        async with self._pool.acquire() as conn:
+            self._conn = conn
+            yield self
+
+    async def fetch(self, query: str, *arguments: Any) -> Any:
+        self.statements += 1
+        is_moment = self.statements == self._at
+        if is_moment and self._before:
+            await self._act()
+        answer = await self._conn.fetch(query, *arguments)
+        if is_moment and not self._before:
+            await self._act()
+        return answer
+
+
+async def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("memory_survives", [True, False])
+async def test_a_kill_between_any_two_statements_neither_loses_nor_doubles(
+    pool: Pool, projection_pool: Pool, before: bool, memory_survives: bool
+) -> None:
+    """With `memory_survives` it is a lost connection: the process goes on with what it holds."""
+    logged = interleaved(21, 20)
+    corrupt = logged[30]
+    await append(pool, logged)
+    await pool.execute(
+        "UPDATE noetl.event SET event_type = 'no.such.event' WHERE event_id = $1",
+        corrupt.event.event_id,
+    )
+    shards = await take_over(pool, 1)
+    await project_all(projection_pool, shards)
+    expected = await rows(pool)
+    async with pool.acquire() as conn, conn.transaction():
+        await execution_projection.forget_everything(conn)
+        await conn.execute("TRUNCATE noetl.dead_letter")
+
+    killed = 0
+    shards, memory, at = await take_over(pool, 1), Memory(executions_max=1000), 1
+    while True:
+        fragile = Interrupted(projection_pool, at=at, act=kill, before=before)
+        try:
+            while await project(cast("Pool", fragile), shards, memory, batch_size=60):
+                pass
+            break
+        except Killed:
+            killed += 1
+            memory = memory if memory_survives else Memory(executions_max=1000)
+            # Get further each time, or it would be the same kill forever.
+            at = at % 7 + 1
+
+    assert killed > 7
+    assert await rows(pool) == expected
+    assert await pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == len(
+        await pool.fetch("SELECT DISTINCT body FROM noetl.dead_letter")
+    )
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("at", range(1, 6))
+async def test_a_projection_that_lost_its_shards_writes_nothing_more(
+    pool: Pool, projection_pool: Pool, at: int, before: bool
+) -> None:
+    """Another takes over at any statement of the turn and does all the work first."""
+    logged = interleaved(31, 10)
+    await append(pool, logged[: len(logged) // 2])
+    first, memory = await take_over(pool, 1), Memory(executions_max=1000)
+    await project(projection_pool, first, memory, batch_size=64)
+    written: list[str] = []
+
+    async def other_takes_over() -> None:
+        await append(pool, logged[len(logged) // 2 :])
+        await project_all(projection_pool, await take_over(pool, 2))
+        written.extend(await rows(pool))
+
+    slow = Interrupted(projection_pool, at=at, act=other_takes_over, before=before)
+    while await project(cast("Pool", slow), first, memory, batch_size=64):
+        pass
+
+    assert written, "the moment of the takeover never came"
+    assert await rows(pool) == written
+    await assert_equals_the_fold(pool, logged)
+    assert first.held() == {}
+
+
+async def test_two_projections_that_take_shards_from_each_other_write_each_event_once(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    logged = interleaved(41, 20, items=8)
+
+    async def contend(owner: int) -> None:
+        for _ in range(12):
+            shards, memory = await take_over(pool, owner), Memory(executions_max=1000)
+            while shards.held() and await project(projection_pool, shards, memory, batch_size=40):
+                pass
+
+    async def write() -> None:
+        for start in range(0, len(logged), 50):
+            await append(pool, logged[start : start + 50])
+
+    await asyncio.gather(contend(1), contend(2), write())
+    await project_all(projection_pool, await take_over(pool, 3))
+
+    await assert_equals_the_fold(pool, logged)
+
+
+async def test_a_new_owner_gets_the_shard_only_after_the_old_ones_commit(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    logged = [one for one in interleaved(51, 40) if one.shard_id == 3]
+    await append(pool, logged)
+    first = await take_over(pool, 1)
+    await pool.execute("UPDATE noetl.execution_shard SET leased_until = now() - interval '1 s'")
+
+    async def claim() -> list[execution_shard.Claim]:
+        return await execution_shard.claim(
+            pool, "projection", RuntimeId(2), instance="p2", lease_seconds=30, limit=SHARD_COUNT
+        )
+
+    async with projection_pool.acquire() as conn, conn.transaction():
+        kept = await execution_projection.commit(
+            conn, {ShardId(3): first.epochs[ShardId(3)]}, changed=[], parked=[], reached={}
+        )
+        assert set(kept) == {3}
+        during = await claim()
+    after = await claim()
+
+    assert 3 not in [one.shard_id for one in during]
+    assert [one.shard_id for one in after] == [3]
+
+
+CORRUPT = {
+    "an unknown type": "event_type = 'no.such.event'",
+    "a fact without its fields": "context = NULL, node_name = NULL",
+    "a document that is no object": "context = '[1]'",
+    "an end of nothing": "event_type = 'call.done', command_id = 'ghost.1#1'",
+}
+
+
+@pytest.mark.parametrize("kind", CORRUPT)
+async def test_a_corrupt_event_is_parked_once_and_the_shard_goes_on(
+    pool: Pool, projection_pool: Pool, kind: str
+) -> None:
+    logged = interleaved(61, 20)
+    bad = next(one for one in logged[60:] if one.event.fact.__class__.__name__ == "StepExited")
+    await append(pool, logged)
+    await pool.execute(
+        f"UPDATE noetl.event SET {CORRUPT[kind]} WHERE event_id = $1", bad.event.event_id
+    )
+
+    await project_all(projection_pool, await take_over(pool, 1), batch_size=64)
+    first = await rows(pool)
+    async with pool.acquire() as conn, conn.transaction():
+        await execution_projection.forget_everything(conn)
+    await project_all(projection_pool, await take_over(pool, 2), batch_size=500)
+
+    assert await rows(pool) == first
+    parked = await pool.fetch("SELECT * FROM noetl.dead_letter")
+    mine = [p for p in parked if msgspec.json.decode(p["body"])["event_id"] == bad.event.event_id]
+    assert len(mine) == 1
+    assert mine[0]["execution_id"] == bad.event.execution_id
+    assert mine[0]["source"] == "projection"
+    assert len({p["body"] for p in parked}) == len(parked)
+    assert {p["execution_id"] for p in parked} == {bad.event.execution_id}
+    others = [one for one in logged if one.event.execution_id != bad.event.execution_id]
+    await pool.execute(
+        "DELETE FROM noetl.execution WHERE execution_id = $1", bad.event.execution_id
+    )
+    await assert_equals_the_fold(pool, others)
+
+
+async def test_an_event_from_long_ago_has_a_lag_that_fits_its_column(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    old = [
+        msgspec.structs.replace(one, created_at=one.created_at - timedelta(days=900))
+        for one in interleaved(71, 2)
+    ]
+    await append(pool, old)
+
+    await project_all(projection_pool, await take_over(pool, 1))
+
+    assert await pool.fetchval("SELECT max(lag_ms) FROM noetl.projection_checkpoint") == 2**31 - 1
+
+
+async def test_a_row_never_goes_back_to_an_earlier_event(pool: Pool, projection_pool: Pool) -> None:
+    logged = interleaved(81, 3)
+    await append(pool, logged)
+    shards = await take_over(pool, 1)
+    await project_all(projection_pool, shards)
+    newest = await rows(pool)
+    execution_id = logged[0].event.execution_id
+    async with projection_pool.acquire() as conn:
+        one = (await execution_projection.load(conn, [execution_id]))[execution_id]
+        one.last_event_id, one.last_event_type = EventId(one.last_event_id - 1), "older"
+
+        await execution_projection.commit(conn, shards.held(), changed=[one], parked=[], reached={})
+
+    assert await rows(pool) == newest
+
+
+async def test_a_turn_reads_no_more_than_its_batch_once_it_is_behind(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    logged = interleaved(91, 60)
+    await append(pool, logged)
+    shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
+
+    passed = []
+    while count := await project(projection_pool, shards, memory, batch_size=160):
+        passed.append(count)
+
+    assert max(passed) <= 160
+    assert sum(passed) == len(logged)
+
+
+async def test_no_shards_is_no_work(projection_pool: Pool) -> None:
+    assert await project(projection_pool, Held({}), Memory(executions_max=1), batch_size=10) == 0
