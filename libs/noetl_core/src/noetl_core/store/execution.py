@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = """
 execution_id, catalog_id, path, version, status, progress, waiting_on, last_event_type,
-last_node_name, last_projected_event_id, parent_execution_id, error, started_at, updated_at, ended_at
+last_node_name, last_projected_event_id, parent_execution_id, error, started_at, updated_at,
+ended_at
 """
 
 _READ = f"SELECT {_COLUMNS} FROM noetl.execution WHERE execution_id = $1"  # noqa: S608 - a constant

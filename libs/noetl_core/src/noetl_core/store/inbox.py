@@ -1,4 +1,4 @@
-"""noetl.inbox: the durable road into a shard. The broker deletes a row in the commit that acts on it.
+"""noetl.inbox: the durable road into a shard. A row leaves in the broker's commit that acts on it.
 
 A body is a batch of messages (wire/messages.py). What a client was promised carries its
 execution, so that a request which no broker has seen yet can be found.

@@ -49,13 +49,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 # Catalog
 
 
-class RegisterRequest(Request):
+class RegisterRequest(Request, frozen=True, kw_only=True):
     """The same can be sent as the bare document, with `Content-Type: text/yaml`."""
 
     content: Annotated[str, Meta(min_length=1, description="The playbook, as YAML text.")]
 
 
-class Registered(Answer):
+class Registered(Answer, frozen=True, kw_only=True):
     """`created` is false when the newest version of the path had this content already."""
 
     catalog_id: str
@@ -65,7 +65,7 @@ class Registered(Answer):
     warnings: list[Problem] = []
 
 
-class Validated(Answer):
+class Validated(Answer, frozen=True, kw_only=True):
     """A question was asked, so the answer is 200 either way; `valid` says which."""
 
     valid: bool
@@ -73,38 +73,38 @@ class Validated(Answer):
     problems: list[Problem] = []
 
 
-class CatalogItem(Answer):
+class CatalogItem(Answer, frozen=True, kw_only=True):
     catalog_id: str
     path: str
     version: int
     created_at: datetime
 
 
-class CatalogPage(Answer):
+class CatalogPage(Answer, frozen=True, kw_only=True):
     """`next_cursor` is null on the last page."""
 
     items: list[CatalogItem]
     next_cursor: str | None = None
 
 
-class CatalogDocument(CatalogItem, kw_only=True):
+class CatalogDocument(CatalogItem, frozen=True, kw_only=True):
     sha256: str
     content: str
 
 
-class CatalogQuery(Request):
+class CatalogQuery(Request, frozen=True, kw_only=True):
     limit: PageSize = 100
     cursor: str = ""
 
 
-class VersionQuery(Request):
+class VersionQuery(Request, frozen=True, kw_only=True):
     version: Version | None = None
 
 
 # Executions
 
 
-class ExecuteRequest(Request):
+class ExecuteRequest(Request, frozen=True, kw_only=True):
     """`payload` is merged over the playbook's workload; without `version` the newest runs."""
 
     path: Path
@@ -113,7 +113,7 @@ class ExecuteRequest(Request):
     idempotency_key: IdempotencyKey | None = None
 
 
-class ExecutionAccepted(Answer):
+class ExecutionAccepted(Answer, frozen=True, kw_only=True):
     """The request is stored: whatever dies now, it will run. `repeated`: it was stored before."""
 
     execution_id: str
@@ -124,7 +124,7 @@ class ExecutionAccepted(Answer):
     repeated: bool = False
 
 
-class ExecutionView(Answer):
+class ExecutionView(Answer, frozen=True, kw_only=True):
     execution_id: str
     catalog_id: str
     path: str
@@ -142,27 +142,27 @@ class ExecutionView(Answer):
     ended_at: datetime | None = None
 
 
-class ExecutionPage(Answer):
+class ExecutionPage(Answer, frozen=True, kw_only=True):
     """From the newest to the oldest. `next_cursor` is null on the last page."""
 
     items: list[ExecutionView]
     next_cursor: str | None = None
 
 
-class ExecutionsQuery(Request):
+class ExecutionsQuery(Request, frozen=True, kw_only=True):
     status: ExecutionStatus | None = None
     path: Path | None = None
     limit: PageSize = 50
     cursor: str | None = None
 
 
-class ExecutionQuery(Request):
+class ExecutionQuery(Request, frozen=True, kw_only=True):
     """`wait`: answer when the execution has ended, or after so many seconds."""
 
     wait: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0.0
 
 
-class EventView(Answer):
+class EventView(Answer, frozen=True, kw_only=True):
     """A row of the log. `result` is an envelope: it refers to a payload, it never holds one."""
 
     event_id: str
@@ -184,7 +184,7 @@ class EventView(Answer):
     error: dict[str, Any] | None = None
 
 
-class EventPage(Answer):
+class EventPage(Answer, frozen=True, kw_only=True):
     """In log order. Go on with `after=next_after`; without `has_more`, that waits for new ones."""
 
     items: list[EventView]
@@ -192,12 +192,12 @@ class EventPage(Answer):
     has_more: bool = False
 
 
-class EventsQuery(Request):
+class EventsQuery(Request, frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0, le=ID_MAX)] = 0
     limit: PageSize = 200
 
 
-class StepView(Answer):
+class StepView(Answer, frozen=True, kw_only=True):
     """A step's latest visit. `result` is the value itself; a loop's is the list of its items'."""
 
     status: StepStatus
@@ -207,18 +207,25 @@ class StepView(Answer):
 
 
 class Truncated(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands where a result would have made the answer too large. `ref` is a path of this API."""
+    """Stands where a result is too large for the answer, or no JSON; `ref` is a path of the API."""
 
     truncated: bool = msgspec.field(name="_truncated", default=True)
     ref: str = msgspec.field(name="_ref")
     bytes: int = msgspec.field(name="_bytes")
 
 
-class CancelRequest(Request):
+class Unavailable(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands where a result cannot be read back: it expired, or its tier is not configured."""
+
+    unavailable: bool = msgspec.field(name="_unavailable", default=True)
+    reason: str = msgspec.field(name="_reason")
+
+
+class CancelRequest(Request, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
-class CancelAccepted(Answer):
+class CancelAccepted(Answer, frozen=True, kw_only=True):
     """The wish is stored; the execution ends as CANCELLED unless it ends by itself before."""
 
     execution_id: str
@@ -228,7 +235,7 @@ class CancelAccepted(Answer):
 # Credentials
 
 
-class CredentialRequest(Request):
+class CredentialRequest(Request, frozen=True, kw_only=True):
     """`data` goes in and never comes out: only a worker that runs a command reads it."""
 
     name: CredentialName
@@ -236,35 +243,43 @@ class CredentialRequest(Request):
     data: Annotated[dict[str, Any], Meta(min_length=1)]
 
 
-class CredentialItem(Answer):
+class CredentialItem(Answer, frozen=True, kw_only=True):
     name: str
     type: str
     created_at: datetime
     updated_at: datetime
 
 
-class CredentialList(Answer):
+class CredentialPage(Answer, frozen=True, kw_only=True):
+    """In order of name. `next_cursor` is null on the last page."""
+
     items: list[CredentialItem]
+    next_cursor: str | None = None
+
+
+class CredentialsQuery(Request, frozen=True, kw_only=True):
+    limit: PageSize = 200
+    cursor: str = ""
 
 
 # Templates
 
 
-class RenderRequest(Request):
+class RenderRequest(Request, frozen=True, kw_only=True):
     """`template` is a string, or an object or list of them; `context` holds the names it reads."""
 
     template: Any
     context: dict[str, Any] = {}
 
 
-class Rendered(Answer):
+class Rendered(Answer, frozen=True, kw_only=True):
     value: Any
 
 
 # The service itself
 
 
-class Health(Answer):
+class Health(Answer, frozen=True, kw_only=True):
     status: Literal["ok"] = "ok"
 
 

@@ -1,0 +1,3 @@
+from noetl_api_gateway.main import main
+
+main()

@@ -1,0 +1,97 @@
+"""The HTTP door. Reads noetl.execution, noetl.event and results; writes noetl.catalog, noetl.inbox,
+noetl.idempotency and noetl.credential. Decides nothing: what a client wants goes to the broker.
+"""
+
+import asyncio
+import logging
+import socket
+from typing import cast
+
+import structlog
+from hypercorn.asyncio import serve
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.typing import ASGIFramework
+
+from noetl_api_gateway.app import build_app
+from noetl_api_gateway.config import GatewayConfig
+from noetl_api_gateway.endpoint import Gateway
+from noetl_api_gateway.ends import EndWatch
+from noetl_api_gateway.rendering import open_renderer
+from noetl_core.blob import ResultStore
+from noetl_core.bus.connection import open_bus
+from noetl_core.process.membership import join_runtime
+from noetl_core.process.secrets import load_keyring
+from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store.postgres import open_pool
+
+log = structlog.get_logger()
+
+
+async def start(service: Service[GatewayConfig]) -> None:
+    config = service.config
+    # Bound first: a port that is taken should be the first thing to go wrong.
+    listener = _listen(config.gateway_host, config.gateway_port)
+    host, port = listener.getsockname()[:2]
+    pool = await service.open(
+        open_pool(config.postgres_dsn, role="noetl_api_gateway", size_max=config.gateway_pool_size)
+    )
+    bus = await service.open(open_bus(config.nats_url, name=config.instance))
+    uri = f"http://{host}:{port}"
+    member = await service.open(join_runtime(service, pool, kind="api-gateway", uri=uri))
+    gateway = Gateway(
+        pool=pool,
+        bus=bus,
+        mint=member.mint,
+        results=ResultStore(store_dir=config.store_dir),
+        keyring=load_keyring(config.encryption_key) if config.encryption_key else None,
+        ends=EndWatch(pool),
+        renderer=await service.open(open_renderer()),
+    )
+    app = cast("ASGIFramework", build_app(gateway))
+    _serve(service, app, gateway.ends, listener)
+    log.info("gateway.listening", host=host, port=port, url=uri)
+
+
+def _serve(
+    service: Service[GatewayConfig], app: ASGIFramework, ends: EndWatch, listener: socket.socket
+) -> None:
+    served = asyncio.Event()
+
+    async def until_stopped() -> None:
+        await service.stopping.wait()
+        ends.release()
+
+    async def run() -> None:
+        try:
+            await serve(app, _hypercorn(service.config, listener), shutdown_trigger=until_stopped)
+        finally:
+            served.set()
+
+    async def drained() -> None:
+        """What was being answered when the stop came is answered before anything closes."""
+        await served.wait()
+
+    service.background(run, name="http")
+    service.on_stop(drained)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def _hypercorn(config: GatewayConfig, listener: socket.socket) -> HypercornConfig:
+    settings = HypercornConfig()
+    settings.bind = [f"fd://{listener.detach()}"]
+    settings.errorlog = logging.getLogger("hypercorn.error")
+    settings.graceful_timeout = config.gateway_drain_seconds
+    settings.keep_alive_timeout = 75.0
+    settings.include_server_header = False
+    return settings
+
+
+SERVICE = Part("api-gateway", GatewayConfig, start)
+
+
+def main() -> None:
+    run_service(*SERVICE)
