@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import nats
 import pytest
 
 from noetl_core.bus.connection import Bus, open_bus
-from support.postgres import free_port
+from support.postgres import free_port, scratch_directory
 
 _START_SECONDS_MAX = 15.0
 
@@ -87,7 +86,7 @@ def own_nats() -> Iterator[NatsServer]:
 
 
 def _run_server() -> Iterator[NatsServer]:
-    directory = Path(tempfile.mkdtemp(prefix="noetl-nats-"))
+    directory = scratch_directory("noetl-nats-")
     server = NatsServer(directory)
     try:
         server.start()

@@ -7,6 +7,7 @@ as `nobody`. Databases are cloned from a template that has every migration.
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 
 from noetl_core.store.migrations import migrate
@@ -24,6 +26,8 @@ from noetl_core.store.postgres import Pool, open_pool
 TEMPLATE = "noetl_template"
 _USER = "nobody"
 _START_SECONDS_MAX = 30.0
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES_MIN = 1 << 30
 _numbers = count(1)
 
 _OPTIONS = {
@@ -86,7 +90,7 @@ class PostgresServer:
         if hard:
             process.kill()
         else:
-            process.send_signal(subprocess.signal.SIGINT)  # type: ignore[attr-defined]
+            process.send_signal(signal.SIGINT)
         process.wait(timeout=30)
 
     def _await_ready(self) -> None:
@@ -104,6 +108,12 @@ def binary(name: str) -> Path:
     return Path(wheel.submodule_search_locations[0]) / "pginstall" / "bin" / name
 
 
+def scratch_directory(prefix: str) -> Path:
+    """In memory where there is room: cloning a database is many small files, 20 times faster."""
+    roomy = _MEMORY.is_dir() and psutil.disk_usage(str(_MEMORY)).free > _MEMORY_BYTES_MIN
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY if roomy else None))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -117,7 +127,7 @@ def _unprivileged() -> str | None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The shared server. Do not stop it: a test that needs that makes its own."""
-    directory = Path(tempfile.mkdtemp(prefix="noetl-postgres-"))
+    directory = scratch_directory("noetl-postgres-")
     server = PostgresServer(directory)
     try:
         server.initialise()
