@@ -103,8 +103,7 @@ async def events(gateway: Gateway, request: Request) -> Response:
     shown = rows[: asked.limit]
     page = http.EventPage(
         items=[_event(row) for row in shown],
-        next_after=str(shown[-1]["event_id"] if shown else asked.after),
-        has_more=len(rows) > asked.limit,
+        next_after=str(shown[-1]["event_id"]) if len(rows) > asked.limit else None,
     )
     return answer(200, page)
 

@@ -185,11 +185,12 @@ class EventView(Answer, frozen=True, kw_only=True):
 
 
 class EventPage(Answer, frozen=True, kw_only=True):
-    """In log order. Go on with `after=next_after`; without `has_more`, that waits for new ones."""
+    """In log order. `next_after` is null when these were the last so far: to follow a running
+    execution, ask again with `after` = the last `event_id` seen.
+    """
 
     items: list[EventView]
-    next_after: str
-    has_more: bool = False
+    next_after: str | None = None
 
 
 class EventsQuery(Request, frozen=True, kw_only=True):
