@@ -58,7 +58,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     broker = Broker(pool, results, states, held=owner.held, mint=member.mint)
     intake = Intake(
         pool,
-        consumer.deliveries,
+        consumer.queue,
         held=owner.held,
         batch_size=config.broker_batch_size,
         inbox_poll_seconds=config.broker_inbox_poll_seconds,

@@ -1,0 +1,271 @@
+"""One turn of the broker against a real Postgres."""
+
+import asyncpg
+import pytest
+from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
+
+from noetl_core.domain.errors import ShardLostError
+from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
+from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import Cancel, Expired, Reconcile
+from services.broker.desk import WORKER, Desk, claimed, done, letter_of
+
+CHAIN = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: chain}
+workflow:
+  - step: first
+    tool: {kind: noop}
+    next: {arcs: [{step: second, when: "{{ output.data.go }}"}]}
+  - step: second
+    tool: {kind: noop}
+"""
+
+LOOP = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: loop}
+workload: {items: [a, b, c, d, e]}
+workflow:
+  - step: each
+    loop: {in: "{{ workload.items }}", iterator: item, spec: {max_in_flight: 2}}
+    tool: {kind: noop}
+"""
+
+
+@pytest.fixture
+async def desk(pool: Pool) -> Desk:
+    desk = Desk(pool)
+    await desk.claim()
+    return desk
+
+
+async def test_a_plain_step_is_five_events_and_the_execution_ends_once(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.run(execution_id, {"first": {"go": True}})
+
+    step = ["step.enter", "command.issued", "command.claimed", "call.done", "step.exit"]
+    assert await desk.types(execution_id) == [
+        "execution.started",
+        *step,
+        *step,
+        "execution.completed",
+    ]
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.command") == 0
+
+
+async def test_an_iteration_is_three_events_and_the_window_is_never_passed(desk: Desk) -> None:
+    execution_id = await desk.start(LOOP)
+    assert len(await desk.lease()) == 2
+    await desk.pool.execute("UPDATE noetl.command SET status = 'pending', worker_id = NULL")
+    await desk.run(execution_id)
+
+    types = await desk.types(execution_id)
+    for kind in ("command.issued", "command.claimed", "call.done"):
+        assert types.count(kind) == 5
+    assert types.count("loop.started") == types.count("loop.done") == 1
+    assert types[-1] == "execution.completed"
+
+
+async def test_every_message_may_come_twice_and_nothing_is_recorded_twice(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    messages = (
+        claimed(execution_id, leased.command_id),
+        done(execution_id, leased.command_id, {"go": False}),
+    )
+    await desk.send(*messages, *messages)
+    before = await desk.types(execution_id)
+    await desk.send(*messages)
+
+    assert await desk.types(execution_id) == before
+    assert before.count("call.done") == 1
+
+
+async def test_a_broker_that_lost_its_memory_goes_on_from_the_log(desk: Desk) -> None:
+    execution_id = await desk.start(LOOP)
+    leased = await desk.lease()
+    desk.states.drop([execution_id])
+    await desk.send(*[done(execution_id, one.command_id, 1) for one in leased])
+    desk.states.drop([execution_id])
+    await desk.run(execution_id)
+
+    types = await desk.types(execution_id)
+    assert types.count("call.done") == 5
+    assert types.count("execution.completed") == 1
+
+
+async def test_a_commit_whose_answer_was_lost_is_found_out_and_not_repeated(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    report = done(execution_id, leased.command_id, {"go": False})
+    twin = Desk(desk.pool)
+    twin.claims = desk.claims
+    twin.snowflake.pass_over(desk.mint())
+    await twin.send(report)
+
+    turn = await desk.send(report)
+
+    assert (await desk.types(execution_id)).count("call.done") == 1
+    assert not turn.batch.events
+
+
+async def test_a_start_that_comes_again_after_the_state_was_dropped_changes_nothing(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    catalog_id = await desk.pool.fetchval(
+        "SELECT catalog_id FROM noetl.event WHERE execution_id = $1 AND event_key = 'start'",
+        execution_id,
+    )
+    desk.states.drop([execution_id])
+    from noetl_core.wire.messages import Start
+
+    await desk.send(
+        Start(execution_id=execution_id, catalog_id=catalog_id, path="p", version=1)
+    )
+
+    assert (await desk.types(execution_id)).count("execution.started") == 1
+
+
+async def test_a_broker_whose_shard_was_taken_over_writes_nothing(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    await desk.pool.execute("UPDATE noetl.execution_shard SET leased_until = now() - interval '1s'")
+    await Desk(desk.pool, RuntimeId(2)).claim()
+    before = await desk.types(execution_id)
+
+    with pytest.raises(ShardLostError):
+        await desk.send(done(execution_id, leased.command_id, {"go": True}))
+
+    assert await desk.types(execution_id) == before
+
+
+async def test_a_completion_from_a_worker_without_the_lease_is_refused_and_audited(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    other = WorkerId("somebody-else")
+
+    await desk.send(done(execution_id, leased.command_id, {"go": False}, other))
+
+    assert "call.done" not in await desk.types(execution_id)
+    audit = await desk.pool.fetchrow("SELECT actor, subject FROM noetl.audit")
+    assert audit is not None
+    assert (audit["actor"], audit["subject"]) == (other, leased.command_id)
+    await desk.send(done(execution_id, leased.command_id, {"go": False}, WORKER))
+    assert "execution.completed" in await desk.types(execution_id)
+
+
+async def test_an_expired_attempt_is_issued_again_and_its_late_result_is_dropped(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    await desk.send(
+        Expired(execution_id=execution_id, command_id=leased.command_id, reason="gone")
+    )
+    await desk.send(done(execution_id, leased.command_id, {"go": False}))
+
+    (again,) = await desk.lease()
+    assert again.command_id == "first.1#2"
+    assert "call.done" not in await desk.types(execution_id)
+
+
+async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    for attempt in range(1, COMMAND_ATTEMPTS_MAX + 1):
+        lost = CommandId(f"first.1#{attempt}")
+        await desk.send(Expired(execution_id=execution_id, command_id=lost, reason="gone"))
+
+    types = await desk.types(execution_id)
+    assert types.count("command.expired") == COMMAND_ATTEMPTS_MAX
+    assert types[-2:] == ["step.failed", "execution.failed"]
+
+
+async def test_cancel_ends_the_execution_and_takes_its_commands_away(desk: Desk) -> None:
+    execution_id = await desk.start(LOOP)
+    leased = await desk.lease()
+    await desk.send(Cancel(execution_id=execution_id, reason="enough"))
+    await desk.send(done(execution_id, leased[0].command_id, 1))
+
+    assert (await desk.types(execution_id))[-1] == "execution.cancelled"
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.command") == 0
+
+
+async def test_a_letter_nobody_can_read_is_parked_and_the_rest_goes_on(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    good = letter_of(done(execution_id, leased.command_id, {"go": False}))
+
+    await desk.broker.advance([good._replace(body=b"\xc1 no msgpack"), good])
+
+    assert (await desk.types(execution_id))[-1] == "execution.completed"
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == 1
+
+
+async def test_an_execution_whose_playbook_is_broken_fails_and_others_go_on(desk: Desk) -> None:
+    good = await desk.start(CHAIN)
+    broken = await desk.start("no: playbook")
+
+    assert await desk.types(broken) == ["execution.started", "execution.failed"]
+    await desk.run(good, {"first": {"go": False}})
+    assert (await desk.types(good))[-1] == "execution.completed"
+    reason = await desk.pool.fetchval(
+        "SELECT error->>'message' FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'",
+        broken,
+    )
+    assert "could not go on" in reason
+
+
+async def test_a_lost_command_row_is_found_and_issued_again(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.pool.execute("DELETE FROM noetl.command")
+    await desk.send(Reconcile(execution_id=execution_id))
+
+    (again,) = await desk.lease()
+    assert again.command_id == "first.1#2"
+
+
+async def test_the_result_is_stored_in_the_commit_that_refers_to_it(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.run(execution_id, {"first": {"go": False, "text": "ä"}})
+
+    row = await desk.pool.fetchrow(
+        "SELECT r.inline, e.result FROM noetl.event e "
+        "JOIN noetl.result_ref r ON r.execution_id = e.execution_id AND r.ref_id = e.event_id "
+        "WHERE e.event_type = 'call.done' AND e.execution_id = $1",
+        execution_id,
+    )
+    assert row is not None
+    assert row["inline"] == '{"go":false,"text":"ä"}'.encode()
+    assert str(row["result"]).count("text") == 0
+
+
+async def test_the_log_refuses_a_payload_in_a_result(desk: Desk) -> None:
+    with pytest.raises(asyncpg.CheckViolationError):
+        await desk.pool.execute(
+            "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type, "
+            'result) VALUES (1, 1, \'k\', 0, \'t\', \'{"status": "ok", "data": [1]}\')'
+        )
+
+
+async def test_a_failing_guard_fails_the_step_by_name(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.run(execution_id, {"first": {"other": 1}})
+
+    assert (await desk.types(execution_id))[-2:] == ["step.failed", "execution.failed"]
+    message = await _error(desk, execution_id)
+    assert "first" in message
+    assert "next.arcs[0].when" in message
+
+
+async def _error(desk: Desk, execution_id: ExecutionId) -> str:
+    return str(
+        await desk.pool.fetchval(
+            "SELECT error->>'message' FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'",
+            execution_id,
+        )
+    )
