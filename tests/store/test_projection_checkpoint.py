@@ -113,7 +113,7 @@ async def test_with_the_fence_a_new_owner_cannot_write_before_the_old_ones_commi
 
     late = await claim(pool, 2)
     assert [one.shard_id for one in late] == [SHARD]
-    assert await event.newest_event_id(pool, [SHARD]) == 10, "the new owner mints above this"  # type: ignore[arg-type]
+    assert await event.newest_event_id(pool, [SHARD]) == 10, "the new owner mints above this"
     await append_fenced(pool, 11, epoch=late[0].epoch)  # type: ignore[arg-type]
     assert await projected(pool) == [10, 11]
 

@@ -1,0 +1,3 @@
+from noetl_compactor.main import main
+
+main()
