@@ -9,7 +9,7 @@ A loaded view is the payload itself, a dict or a list that answers a few more na
 filters and iteration work on it. `plain()` strips that again from whatever leaves a template.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -90,20 +90,33 @@ def view_of(
 
 def plain(value: Any) -> Any:
     """The value without views: what may be recorded, stored, or handed to a tool."""
-    kind = type(value)
-    if kind in _PLAIN:
+    if type(value) in _PLAIN:
         return value
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, ScalarView):
-        return plain(value.facts.data)
+    if isinstance(value, DictView | ListView | ScalarView):
+        return value.facts.data
     if isinstance(value, PartialView):
         raise value.needed()
+    if isinstance(value, dict):
+        return _plain_items(value, value.items(), dict)
+    if isinstance(value, list | tuple):
+        return _plain_items(value, enumerate(value), list)
     if isinstance(value, str):
         return str.__str__(value)
     return value
+
+
+def _plain_items(value: Any, items: Iterable[tuple[Any, Any]], kind: type[Any]) -> Any:
+    """The container itself when there is nothing to strip: large data is looked at, not copied."""
+    changed = {}
+    for key, item in items:
+        if type(item) not in _PLAIN and (stripped := plain(item)) is not item:
+            changed[key] = stripped
+    if type(value) is kind and not changed:
+        return value
+    copied = kind(value)
+    for key, item in changed.items():
+        copied[key] = item
+    return copied
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

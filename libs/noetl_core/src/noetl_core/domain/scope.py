@@ -12,7 +12,7 @@ from typing import Any
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ReferenceNeeded, ToolError
 from noetl_core.domain.merge import deep_merge
-from noetl_core.domain.result_view import MISSING, EventName, view_of
+from noetl_core.domain.result_view import MISSING, EventName, PartialView, view_of
 
 EMPTY: Mapping[str, Any] = {}
 
@@ -122,14 +122,16 @@ class StepViews(Mapping[str, Any]):
         self._views: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._views:
-            self._views[name] = loaded_view(
+        view = self._views.get(name)
+        # One without its payload is made anew: by the next look the payload may be here.
+        if view is None or isinstance(view, PartialView):
+            view = self._views[name] = loaded_view(
                 self._envelopes[name],
                 self._document,
                 paths=self._paths.get(name, ()),
                 error=self._errors.get(name),
             )
-        return self._views[name]
+        return view
 
     def __contains__(self, name: object) -> bool:
         return name in self._envelopes
