@@ -1,0 +1,86 @@
+"""The shape of the running system: which shards there are, who owns them, who is alive.
+
+What owners do with their own rows is in execution_shard.py and runtime.py; this is what the
+shard-manager does with everyone's.
+"""
+
+from typing import TYPE_CHECKING
+
+from noetl_core.store.postgres import Connection, Pool
+from noetl_core.wire.topology import RuntimeMember, ShardOwnership, Topology
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+_ENSURE_SHARDS = """
+INSERT INTO noetl.execution_shard (role, shard_id)
+SELECT role, shard_id
+FROM unnest(ARRAY['broker', 'projection']) AS role
+CROSS JOIN noetl.setting AS s
+CROSS JOIN LATERAL generate_series(0, s.value::integer - 1) AS shard_id
+WHERE s.name = 'shard_count'
+ON CONFLICT DO NOTHING
+RETURNING shard_id
+"""
+
+
+async def ensure_shards(conn: Connection | Pool) -> int:
+    """Give every shard of the shard count a row for each role; says how many were missing."""
+    return len(await conn.fetch(_ENSURE_SHARDS))
+
+
+_MARK_STALE = """
+UPDATE noetl.runtime SET status = 'offline', updated_at = now()
+WHERE status <> 'offline' AND heartbeat < now() - make_interval(secs => $1)
+RETURNING kind, name, status
+"""
+
+
+async def mark_stale(conn: Connection | Pool, *, silent_seconds: float) -> list[RuntimeMember]:
+    """Who has not been heard of for that long is offline, until its next heartbeat."""
+    return [_member(row) for row in await conn.fetch(_MARK_STALE, silent_seconds)]
+
+
+_FORGET = """
+DELETE FROM noetl.runtime
+WHERE status = 'offline' AND heartbeat < now() - make_interval(secs => $1)
+RETURNING kind, name, status
+"""
+
+
+async def forget_offline(conn: Connection | Pool, *, silent_seconds: float) -> list[RuntimeMember]:
+    """Remove the rows of processes that have been gone for that long."""
+    return [_member(row) for row in await conn.fetch(_FORGET, silent_seconds)]
+
+
+_SHARDS = """
+SELECT role, shard_id, epoch, CASE WHEN leased_until >= now() THEN owner_instance END AS instance
+FROM noetl.execution_shard
+ORDER BY role, shard_id
+"""
+
+_MEMBERS = "SELECT kind, name, status FROM noetl.runtime ORDER BY kind, name"
+
+_SHARD_COUNT = "SELECT value::integer FROM noetl.setting WHERE name = 'shard_count'"
+
+
+async def read(conn: Connection | Pool) -> Topology:
+    shards = await conn.fetch(_SHARDS)
+    members = await conn.fetch(_MEMBERS)
+    return Topology(
+        shard_count=await conn.fetchval(_SHARD_COUNT),
+        shards=tuple(
+            ShardOwnership(
+                role=row["role"],
+                shard_id=row["shard_id"],
+                instance=row["instance"],
+                epoch=row["epoch"],
+            )
+            for row in shards
+        ),
+        members=tuple(_member(row) for row in members),
+    )
+
+
+def _member(row: "Record") -> RuntimeMember:
+    return RuntimeMember(kind=row["kind"], name=row["name"], status=row["status"])

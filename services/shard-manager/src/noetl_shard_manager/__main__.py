@@ -1,0 +1,3 @@
+from noetl_shard_manager.main import main
+
+main()
