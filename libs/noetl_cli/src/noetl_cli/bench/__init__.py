@@ -1,0 +1,1 @@
+"""Measures the system as it runs: real services, real Postgres, real NATS, all durability on."""
