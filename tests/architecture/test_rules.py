@@ -29,7 +29,11 @@ def strings_of(path: Path) -> Iterator[str]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield node.value
 
 
@@ -86,7 +90,9 @@ def test_the_environment_is_read_in_one_place() -> None:
 
 def test_a_log_line_is_a_constant_and_fields() -> None:
     formatted = [
-        str(path.relative_to(ROOT)) for path in sources() if _LOGGED_FSTRING.search(path.read_text())
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if _LOGGED_FSTRING.search(path.read_text())
     ]
     assert formatted == []
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
 from noetl_broker.advance import Broker, Letter, Turn
 from noetl_broker.states import States
-
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, RuntimeId, ShardId, WorkerId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
@@ -43,10 +43,11 @@ class Desk:
         catalog_id = CatalogId(self.mint())
         await self.pool.execute(
             "INSERT INTO noetl.catalog (catalog_id, path, version, content, sha256) "
-            "VALUES ($1, 'p' || $1::text, 1, $2, $3)",
+            "VALUES ($1, $4, 1, $2, $3)",
             catalog_id,
             content,
             hashlib.sha256(content.encode()).digest(),
+            f"path/{catalog_id}",
         )
         return catalog_id
 
@@ -68,9 +69,7 @@ class Desk:
         return await self.broker.advance([letter_of(*messages)])
 
     async def lease(self, limit: int = 100, worker: WorkerId = WORKER) -> list[command.Leased]:
-        return await command.lease(
-            self.pool, worker, pools=["cpu"], limit=limit, lease_seconds=60
-        )
+        return await command.lease(self.pool, worker, pools=["cpu"], limit=limit, lease_seconds=60)
 
     async def types(self, execution_id: ExecutionId) -> list[str]:
         rows = await self.pool.fetch(
@@ -101,9 +100,7 @@ def stored_json(value: Any) -> Stored:
     return Stored(tier="db", bytes=len(body), sha256=hashlib.sha256(body).digest(), inline=body)
 
 
-def claimed(
-    execution_id: ExecutionId, command_id: CommandId, worker: WorkerId = WORKER
-) -> Claimed:
+def claimed(execution_id: ExecutionId, command_id: CommandId, worker: WorkerId = WORKER) -> Claimed:
     return Claimed(execution_id=execution_id, command_id=command_id, worker_id=worker)
 
 
