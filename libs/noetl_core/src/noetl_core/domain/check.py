@@ -1,0 +1,202 @@
+"""What is wrong with a playbook as a whole: arcs that lead nowhere, names that nobody defines.
+
+An error is certain: the template will fail whenever it is evaluated. Where the payload of a request
+may still bring the name, it is a warning.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from noetl_core.domain.analysis import (
+    OUTPUT_ROOTS,
+    ROOTS,
+    WORKER_ROOTS,
+    Place,
+    Site,
+    ctx_keys,
+    iter_keys,
+    sites_of,
+    task_field,
+    templates_in,
+)
+from noetl_core.domain.errors import Problem, TemplateError
+from noetl_core.domain.graph import graph_of
+from noetl_core.domain.playbook import Playbook, Step
+from noetl_core.domain.reader import suggestion
+from noetl_core.domain.template import Path, compile_template, nearest
+from noetl_core.domain.tools import TOOLS
+
+ITERATION_FIELDS = frozenset({"index", "first", "last", "parent"})
+
+_AFTER_THE_STEP = OUTPUT_ROOTS | {"event", "error"}
+_NOT_PROVIDED = frozenset({"fanin", "response"})
+_TEMPLATE_IN_CODE = re.compile(r"\{\{\s*(workload|ctx|iter|input|output|keychain)\.")
+
+
+class Finding(NamedTuple):
+    """A problem and where: a field of a step, and a place inside its value."""
+
+    problem: Problem
+    step: str
+    field: str
+    place: Place = ()
+
+
+def check(playbook: Playbook) -> list[Problem]:
+    """Every problem, without lines: those are known only to whoever has the document."""
+    return [finding.problem for finding in find_problems(playbook)]
+
+
+def find_problems(playbook: Playbook) -> Iterator[Finding]:
+    yield from _named_steps(playbook)
+    for step in playbook.steps.values():
+        yield from _arcs(playbook, step)
+        yield from _code(step)
+        for site in sites_of(step):
+            yield from _templates(playbook, site)
+    if playbook.entry_step in playbook.steps:
+        yield from _unreachable(playbook)
+
+
+def _named_steps(playbook: Playbook) -> Iterator[Finding]:
+    spec = playbook.executor.spec
+    for key, name in (("entry_step", spec.entry_step), ("final_step", spec.final_step)):
+        if name is not None and name not in playbook.steps:
+            problem = _unknown_step(f"`{key}: {name}`", name, playbook, key)
+            yield Finding(problem, "", f"executor.spec.{key}")
+
+
+def _arcs(playbook: Playbook, step: Step) -> Iterator[Finding]:
+    for number, arc in enumerate(step.next.arcs):
+        if arc.step and arc.step not in playbook.steps:
+            what = f"step `{step.step}`: an arc to `{arc.step}`"
+            problem = _unknown_step(what, arc.step, playbook, "step")
+            yield Finding(problem, step.step, f"next.arcs[{number}].step")
+
+
+def _unknown_step(what: str, name: str, playbook: Playbook, key: str) -> Problem:
+    hint = suggestion(name, playbook.steps)
+    return Problem(message=f"{what} names no step of this playbook", key=key, hint=hint)
+
+
+def _unreachable(playbook: Playbook) -> Iterator[Finding]:
+    for name in playbook.steps:
+        if name not in graph_of(playbook).reachable:
+            message = f"the step `{name}` is never reached: no arc leads to it"
+            problem = Problem(message=message, key="step", severity="warning")
+            yield Finding(problem, name, "")
+
+
+def _code(step: Step) -> Iterator[Finding]:
+    """Code is not rendered; whoever writes a template into it finds out too late."""
+    for task in step.tool:
+        for field in TOOLS[task.kind].raw if task.kind in TOOLS else ():
+            code = task.config.get(field)
+            if isinstance(code, str) and _TEMPLATE_IN_CODE.search(code):
+                where = task_field(step, task)
+                message = f"step `{step.step}`: `{field}` is code, templates in it are not rendered"
+                hint = "pass the value with `input`"
+                problem = Problem(message=message, key=field, hint=hint, severity="warning")
+                yield Finding(problem, step.step, where, (field,))
+
+
+def _templates(playbook: Playbook, site: Site) -> Iterator[Finding]:
+    for place, text in templates_in(site.value):
+        field = site.field + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
+        for problem in _template_problems(playbook, site, text, field):
+            yield Finding(problem, site.step.step, site.field, place)
+
+
+def _template_problems(playbook: Playbook, site: Site, text: str, field: str) -> Iterator[Problem]:
+    where = f"step `{site.step.step}`, field `{field}`"
+    key = field.rpartition(".")[2]
+    try:
+        template = compile_template(text)
+    except TemplateError as error:
+        yield Problem(message=f"{where}: {error.reason}", key=key)
+        return
+    for path in sorted(template.paths - template.optional_paths):
+        doubt = _doubt(playbook, site, path)
+        if doubt is not None:
+            yield Problem(
+                message=f"{where}: {doubt.message}",
+                key=path[0],
+                hint=doubt.hint,
+                severity=doubt.severity,
+            )
+
+
+def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
+    """What speaks against one name that a template reads."""
+    root = path[0]
+    field = path[1] if len(path) > 1 else None
+    if root in ROOTS and (root in playbook.workload or root in ctx_keys(playbook)):
+        return None
+    if site.side == "broker" and root in WORKER_ROOTS:
+        hint = "the broker evaluates this field; use ctx, workload or the result of a step"
+        return Problem(message=f"`{root}` is there for the tool only", hint=hint)
+    if site.field == "loop.in" and root in _AFTER_THE_STEP:
+        return Problem(message=f"`{root}` is not there before the step has run")
+    if root in _NOT_PROVIDED:
+        return Problem(message=f"`{root}` is not supported by this version")
+    if root not in ROOTS:
+        return _bare_doubt(playbook, site, root)
+    return None if field is None else _field_doubt(playbook, site, root, field)
+
+
+def _bare_doubt(playbook: Playbook, site: Site, name: str) -> Problem | None:
+    shared = {*playbook.steps, *ctx_keys(playbook), *playbook.workload}
+    own = _own_names(site)
+    if name in shared or (name in own and site.side == "worker"):
+        return None
+    if name in own:
+        return Problem(message=f"`{name}` is there for the tool only")
+    near = nearest(name, {*shared, *own})
+    hint = f"did you mean `{near}`?" if near else "the payload of each request must bring it"
+    message = f"`{name}` is not defined in the playbook"
+    return Problem(message=message, hint=hint, severity="warning")
+
+
+def _own_names(site: Site) -> set[str]:
+    """Bare names that only this step has."""
+    names = {task.label for task in site.step.tool} | _inputs(site)
+    return names | {site.step.loop.iterator} if site.step.loop else names
+
+
+def _inputs(site: Site) -> set[str]:
+    """The inputs that are there when the field is rendered: an input does not see its siblings."""
+    if site.side == "worker" and site.field == "input":
+        return set()
+    of_task = site.task is not None and not site.field.endswith(".input")
+    return {*site.step.input, *(site.task.input if of_task and site.task else ())}
+
+
+def _field_doubt(playbook: Playbook, site: Site, root: str, field: str) -> Problem | None:
+    match root:
+        case "ctx":
+            known, message = set(ctx_keys(playbook)), "is not set anywhere"
+        case "input":
+            known, message = _inputs(site), "is no input of this step"
+        case "iter":
+            known, message = _iteration(site.step), "is not there in this step"
+        case "keychain":
+            known = {entry.name for entry in playbook.keychain}
+            message = "is not in the `keychain` of the playbook"
+        case "workload" if field not in playbook.workload:
+            near = nearest(field, playbook.workload)
+            hint = f"did you mean `{near}`?" if near else "each request must bring it"
+            message = f"`workload.{field}` has no default"
+            return Problem(message=message, hint=hint, severity="warning")
+        case _:
+            return None
+    if field in known:
+        return None
+    near = nearest(field, known)
+    hint = f"did you mean `{root}.{near}`?" if near else ""
+    return Problem(message=f"`{root}.{field}` {message}", hint=hint)
+
+
+def _iteration(step: Step) -> set[str]:
+    names = set(iter_keys(step))
+    return names | ITERATION_FIELDS | {step.loop.iterator} if step.loop else names

@@ -1,0 +1,182 @@
+"""The current dialect: text of a playbook to the model, or every problem with its place.
+
+Unknown keys are errors. Keys of the language that this version cannot run yet say so.
+"""
+
+from collections.abc import Iterator
+
+from noetl_core.domain.check import Finding, check, find_problems
+from noetl_core.domain.errors import PlaybookInvalidError, Problem
+from noetl_core.domain.ids import StepName
+from noetl_core.domain.parse_step import read_step, step_name
+from noetl_core.domain.parse_tool import Places
+from noetl_core.domain.playbook import (
+    Defaults,
+    Executor,
+    ExecutorPolicy,
+    ExecutorSpec,
+    KeychainEntry,
+    Metadata,
+    Playbook,
+    Step,
+)
+from noetl_core.domain.reader import NOT_YET, Fields, Report
+from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, Sequence, data_of, read_tree
+
+API_VERSIONS = ("noetl.io/v2", "noetl.io/v10")
+CLASSIC_API_VERSION = "noetl.io/v1"
+
+_WARNINGS = f"{__name__}.warnings"
+
+_PLAYBOOK_KEYS = (
+    "apiVersion",
+    "kind",
+    "metadata",
+    "executor",
+    "keychain",
+    "workload",
+    "workflow",
+)
+
+
+def parse_playbook(text: str, *, file: str = "playbook.yaml") -> Playbook:
+    """The playbook, checked. Raises PlaybookInvalidError with every problem that was found."""
+    tree, problems = read_tree(text, file=file)
+    report = Report(problems)
+    places: Places = {}
+    playbook = _read(report, places, tree)
+    if playbook is not None:
+        for finding in find_problems(playbook):
+            _locate(report, places, tree, finding)
+    ordered = sorted(report.problems, key=lambda problem: (problem.line, problem.column))
+    errors = [problem for problem in ordered if problem.severity == "error"]
+    if errors or playbook is None:
+        raise PlaybookInvalidError(errors, file=file)
+    playbook.__dict__[_WARNINGS] = tuple(ordered)
+    return playbook
+
+
+def warnings_of(playbook: Playbook) -> tuple[Problem, ...]:
+    """What may be wrong with a playbook that can run."""
+    kept: tuple[Problem, ...] | None = playbook.__dict__.get(_WARNINGS)
+    return tuple(check(playbook)) if kept is None else kept
+
+
+def format_problem(problem: Problem, file: str, source: str) -> str:
+    """`file:line:column: message (hint)`, then the line itself and a caret under the place."""
+    kind = "" if problem.severity == "error" else f"{problem.severity}: "
+    hint = f" ({problem.hint})" if problem.hint else ""
+    head = f"{file}:{problem.line}:{problem.column}: {kind}{problem.message}{hint}"
+    lines = source.splitlines()
+    if not 1 <= problem.line <= len(lines):
+        return head
+    line = lines[problem.line - 1].replace("\t", " ")
+    return f"{head}\n  {line}\n  {' ' * (problem.column - 1)}^"
+
+
+def _locate(report: Report, places: Places, tree: Node, finding: Finding) -> None:
+    node = places.get((finding.step, finding.field)) or places.get((finding.step, "")) or tree
+    for key in finding.place:
+        if isinstance(node, Mapping) and isinstance(key, str):
+            node = node.items.get(key, node)
+        elif isinstance(node, Sequence) and isinstance(key, int):
+            node = node.items[key]
+    problem = finding.problem
+    report.add(node, problem.message, key=problem.key, hint=problem.hint, severity=problem.severity)
+
+
+def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
+    """None where there is too little to look at as a whole."""
+    fields = Fields(report, tree, what="a playbook", known=_PLAYBOOK_KEYS, later=("workbook",))
+    if not isinstance(tree, Mapping):
+        return None
+    _check_version(fields)
+    metadata = _metadata(fields)
+    executor = _executor(fields, places)
+    keychain = tuple(_keychain(fields))
+    steps = _steps(fields, places, executor.spec.policy.defaults.timeout_s)
+    workload = fields.data("workload")
+    if not steps:
+        return None
+    return Playbook(
+        metadata=metadata, executor=executor, keychain=keychain, workload=workload, steps=steps
+    )
+
+
+def _check_version(fields: Fields) -> None:
+    version = fields.required_text("apiVersion")
+    if version == CLASSIC_API_VERSION:
+        fields.wrong("apiVersion", API_VERSIONS[0], hint=f"the classic dialect {NOT_YET}")
+    elif version and version not in API_VERSIONS:
+        fields.wrong("apiVersion", " or ".join(API_VERSIONS))
+    if fields.required_text("kind") not in {"Playbook", ""}:
+        fields.wrong("kind", "Playbook")
+
+
+def _metadata(fields: Fields) -> Metadata:
+    if fields.get("metadata") is None:
+        fields.missing("metadata")
+        return Metadata(name="")
+    inner = fields.section("metadata", known=("name", "path", "description", "labels", "tags"))
+    return Metadata(
+        name=inner.required_text("name"),
+        path=inner.text("path"),
+        description=inner.text("description"),
+        labels=_labels(inner),
+        tags=tuple(_written(tag) for tag in inner.items("tags")),
+    )
+
+
+def _labels(metadata: Fields) -> dict[str, str]:
+    metadata.data("labels")
+    node = metadata.get("labels")
+    return {k: _written(v) for k, v in node.items.items()} if isinstance(node, Mapping) else {}
+
+
+def _written(node: Node) -> str:
+    """A label or tag as it was written: `1.10` is a text there, whatever YAML makes of it."""
+    return node.text if isinstance(node, Scalar) else str(data_of(node))
+
+
+def _executor(fields: Fields, places: Places) -> Executor:
+    spec = fields.section("executor", known=("spec",)).section(
+        "spec",
+        known=("entry_step", "final_step", "no_next_is_error", "policy"),
+        later=("loop_mode", "timeout"),
+    )
+    policy = spec.section("policy", known=("defaults",))
+    defaults = policy.section("defaults", known=("timeout_s",))
+    for name in ("entry_step", "final_step"):
+        places["", f"executor.spec.{name}"] = spec.get(name) or spec.node
+    return Executor(
+        spec=ExecutorSpec(
+            entry_step=spec.text("entry_step") or None,
+            final_step=spec.text("final_step") or None,
+            no_next_is_error=spec.flag("no_next_is_error", default=False),
+            policy=ExecutorPolicy(defaults=Defaults(timeout_s=defaults.seconds("timeout_s"))),
+        )
+    )
+
+
+def _keychain(fields: Fields) -> Iterator[KeychainEntry]:
+    for node in fields.items("keychain"):
+        inner = Fields(fields.report, node, what="a keychain entry", known=("name", "kind"))
+        yield KeychainEntry(name=inner.required_text("name"), kind=inner.text("kind"))
+
+
+def _steps(fields: Fields, places: Places, timeout_s: float | None) -> dict[StepName, Step]:
+    nodes = fields.items("workflow", hint="write each step as `- step: NAME`")
+    if not nodes and not isinstance(fields.get("workflow"), Mapping | Scalar):
+        fields.missing("workflow")
+    steps: dict[StepName, Step] = {}
+    for node in nodes:
+        name = step_name(fields.report, node)
+        if name in steps:
+            first = places[name, ""].line
+            message = f"the step `{name}` was given in line {first} already"
+            fields.report.add(node, message, key="step")
+            name = None
+        step = read_step(fields.report, {} if name is None else places, node, timeout_s)
+        if name is not None:
+            steps[name] = step
+    return steps
