@@ -1,4 +1,4 @@
-"""Rules of the code that no linter knows. The import contracts are in pyproject.toml (lint-imports)."""
+"""Rules of the code that no linter knows. The import contracts are in pyproject.toml."""
 
 import ast
 import re

@@ -18,11 +18,12 @@ from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Claimed, Done, Message, Start, Stored, encode_messages
 
 WORKER = WorkerId("worker-1")
+OWNER = RuntimeId(1)
 _nodes: Iterator[int] = iter(range(1, 1000))
 
 
 class Desk:
-    def __init__(self, pool: Pool, owner: RuntimeId = RuntimeId(1)) -> None:
+    def __init__(self, pool: Pool, owner: RuntimeId = OWNER) -> None:
         self.pool = pool
         self.owner = owner
         self.claims: dict[ShardId, int] = {}
@@ -78,7 +79,7 @@ class Desk:
         )
         return [row["event_type"] for row in rows]
 
-    async def run(self, execution_id: ExecutionId, results: dict[str, Any] | None = None) -> None:
+    async def run(self, results: dict[str, Any] | None = None) -> None:
         """Play the worker until nothing is left to lease."""
         while leased := await self.lease():
             messages: list[Message] = []

@@ -7,7 +7,7 @@ from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
 from noetl_core.domain.errors import ShardLostError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Cancel, Expired, Reconcile
+from noetl_core.wire.messages import Cancel, Expired, Reconcile, Start
 from services.broker.desk import WORKER, Desk, claimed, done, letter_of
 
 CHAIN = """
@@ -43,7 +43,7 @@ async def desk(pool: Pool) -> Desk:
 
 async def test_a_plain_step_is_five_events_and_the_execution_ends_once(desk: Desk) -> None:
     execution_id = await desk.start(CHAIN)
-    await desk.run(execution_id, {"first": {"go": True}})
+    await desk.run({"first": {"go": True}})
 
     step = ["step.enter", "command.issued", "command.claimed", "call.done", "step.exit"]
     assert await desk.types(execution_id) == [
@@ -59,7 +59,7 @@ async def test_an_iteration_is_three_events_and_the_window_is_never_passed(desk:
     execution_id = await desk.start(LOOP)
     assert len(await desk.lease()) == 2
     await desk.pool.execute("UPDATE noetl.command SET status = 'pending', worker_id = NULL")
-    await desk.run(execution_id)
+    await desk.run()
 
     types = await desk.types(execution_id)
     for kind in ("command.issued", "command.claimed", "call.done"):
@@ -89,7 +89,7 @@ async def test_a_broker_that_lost_its_memory_goes_on_from_the_log(desk: Desk) ->
     desk.states.drop([execution_id])
     await desk.send(*[done(execution_id, one.command_id, 1) for one in leased])
     desk.states.drop([execution_id])
-    await desk.run(execution_id)
+    await desk.run()
 
     types = await desk.types(execution_id)
     assert types.count("call.done") == 5
@@ -120,8 +120,6 @@ async def test_a_start_that_comes_again_after_the_state_was_dropped_changes_noth
         execution_id,
     )
     desk.states.drop([execution_id])
-    from noetl_core.wire.messages import Start
-
     await desk.send(Start(execution_id=execution_id, catalog_id=catalog_id, path="p", version=1))
 
     assert (await desk.types(execution_id)).count("execution.started") == 1
@@ -207,7 +205,7 @@ async def test_an_execution_whose_playbook_is_broken_fails_and_others_go_on(desk
     broken = await desk.start("no: playbook")
 
     assert await desk.types(broken) == ["execution.started", "execution.failed"]
-    await desk.run(good, {"first": {"go": False}})
+    await desk.run({"first": {"go": False}})
     assert (await desk.types(good))[-1] == "execution.completed"
     reason = await desk.pool.fetchval(
         "SELECT error->>'message' FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'",
@@ -227,7 +225,7 @@ async def test_a_lost_command_row_is_found_and_issued_again(desk: Desk) -> None:
 
 async def test_the_result_is_stored_in_the_commit_that_refers_to_it(desk: Desk) -> None:
     execution_id = await desk.start(CHAIN)
-    await desk.run(execution_id, {"first": {"go": False, "text": "ä"}})
+    await desk.run({"first": {"go": False, "text": "ä"}})
 
     row = await desk.pool.fetchrow(
         "SELECT r.inline, e.result FROM noetl.event e "
@@ -250,7 +248,7 @@ async def test_the_log_refuses_a_payload_in_a_result(desk: Desk) -> None:
 
 async def test_a_failing_guard_fails_the_step_by_name(desk: Desk) -> None:
     execution_id = await desk.start(CHAIN)
-    await desk.run(execution_id, {"first": {"other": 1}})
+    await desk.run({"first": {"other": 1}})
 
     assert (await desk.types(execution_id))[-2:] == ["step.failed", "execution.failed"]
     message = await _error(desk, execution_id)
@@ -261,7 +259,8 @@ async def test_a_failing_guard_fails_the_step_by_name(desk: Desk) -> None:
 async def _error(desk: Desk, execution_id: ExecutionId) -> str:
     return str(
         await desk.pool.fetchval(
-            "SELECT error->>'message' FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'",
+            "SELECT error->>'message' FROM noetl.event "
+            "WHERE execution_id = $1 AND event_key = 'end'",
             execution_id,
         )
     )
