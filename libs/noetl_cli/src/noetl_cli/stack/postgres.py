@@ -72,7 +72,7 @@ class PostgresCluster:
             command=(str(programs() / "postgres"), "-D", str(self.directory), *options),
             environment=self._environment(),
             account=self._account,
-            prepare=self.clear_away,
+            prepare=self._prepare,
             is_ready=self.is_ready,
             # Fast shutdown: sessions are ended and a checkpoint is written.
             stop_signal=signal.SIGINT,
@@ -109,7 +109,11 @@ class PostgresCluster:
             await connection.close()
         return True
 
-    async def clear_away(self) -> None:
+    async def _prepare(self) -> None:
+        self._open_the_way()
+        await self._clear_away()
+
+    async def _clear_away(self) -> None:
         """Make room after a kill -9: end what the last server left running, forget its pid file.
 
         Backends outlive a killed postmaster for a while and hold its shared memory; and its pid may
