@@ -1,21 +1,158 @@
-"""process/service.py: the life of a service."""
+"""process/service.py: loops, background tasks and the order of the end, inside one process."""
 
+import asyncio
+
+import pytest
+
+from noetl_core.domain.errors import RetryableError
+from noetl_core.process import service as service_module
 from noetl_core.process.config import Config
-from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Service, serving
-from noetl_core.store.postgres import open_pool
+
+CONFIG = Config(postgres_dsn="postgresql://nowhere")
 
 
-async def test_a_service_opens_a_pool_under_its_role_and_joins(database: str) -> None:
-    seen: list[object] = []
+async def nothing(_service: Service[Config]) -> None:
+    """A start that composes nothing: the test does."""
 
-    async def start(service: Service[Config]) -> None:
-        pool = await service.open(open_pool(database, role="noetl_broker", size_max=2))
-        member = await service.open(join_runtime(service, pool, kind="broker"))
-        seen.append(await pool.fetchval("SELECT current_user"))
-        seen.append(member.mint() > 0)
 
-    async with serving(Service("broker", Config(postgres_dsn=database)), start):
-        pass
+def sample() -> Service[Config]:
+    return Service("sample", CONFIG)
 
-    assert seen == ["noetl_broker", True]
+
+async def test_the_instance_is_named_after_service_host_and_process_by_default() -> None:
+    assert sample().config.instance.startswith("sample-")
+
+
+async def test_a_turn_that_found_work_is_run_again_at_once() -> None:
+    work = [True, True, False]
+    idle = asyncio.Event()
+
+    async def turn() -> bool:
+        found = work.pop(0)
+        if not found:
+            idle.set()
+        return found
+
+    async with serving(sample(), nothing) as service:
+        service.every(60, turn)
+        await asyncio.wait_for(idle.wait(), 2)
+
+    assert work == []
+
+
+async def test_a_wake_up_cuts_the_wait_short() -> None:
+    wake, turns = asyncio.Event(), asyncio.Queue[int]()
+
+    async def turn() -> None:
+        turns.put_nowait(1)
+
+    async with serving(sample(), nothing) as service:
+        service.every(60, turn, wake=wake)
+        await turns.get()
+        wake.set()
+        await asyncio.wait_for(turns.get(), 2)
+
+
+async def test_a_wake_up_during_a_turn_is_not_lost() -> None:
+    wake, turns = asyncio.Event(), asyncio.Queue[int]()
+
+    async def turn() -> None:
+        if turns.empty():
+            wake.set()
+        turns.put_nowait(1)
+
+    async with serving(sample(), nothing) as service:
+        service.every(60, turn, wake=wake)
+        async with asyncio.timeout(2):
+            while turns.qsize() < 2:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_transient_error_is_waited_out() -> None:
+    failures: list[Exception] = [ConnectionResetError(), RetryableError("not yet")]
+    recovered = asyncio.Event()
+
+    async def turn() -> None:
+        if failures:
+            raise failures.pop(0)
+        recovered.set()
+
+    async with serving(sample(), nothing) as service:
+        service.every(60, turn)
+        await asyncio.wait_for(recovered.wait(), 5)
+
+
+async def test_any_other_error_is_the_end_of_the_service() -> None:
+    async def turn() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        async with serving(sample(), nothing) as service:
+            service.every(60, turn)
+            await service.wait_for_death()
+
+
+async def test_a_background_task_that_returns_is_the_end_of_the_service() -> None:
+    async def run() -> None:
+        return
+
+    with pytest.raises(RuntimeError, match="'listener' ended"):
+        async with serving(sample(), nothing) as service:
+            service.background(run, name="listener")
+            await service.wait_for_death()
+
+
+async def test_a_background_task_is_cancelled_after_the_callbacks() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            order.append("cancelled")
+
+    async def callback() -> None:
+        order.append("callback")
+
+    async with serving(sample(), nothing) as service:
+        service.background(run, name="listener")
+        service.on_stop(callback)
+        await asyncio.sleep(0)
+
+    assert order == ["callback", "cancelled"]
+
+
+async def test_a_turn_that_does_not_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "STOP_SECONDS_MAX", 0.05)
+    cancelled = False
+
+    async def turn() -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    async with serving(sample(), nothing) as service:
+        service.every(60, turn)
+        await asyncio.sleep(0)
+
+    assert cancelled
+
+
+async def test_a_callback_that_cannot_reach_postgres_does_not_spoil_the_end() -> None:
+    released: list[str] = []
+
+    async def first() -> None:
+        released.append("first")
+
+    async def second() -> None:
+        raise ConnectionRefusedError
+
+    async with serving(sample(), nothing) as service:
+        service.on_stop(first)
+        service.on_stop(second)
+
+    assert released == ["first"]

@@ -1,28 +1,174 @@
-"""store/execution_shard.py: leases of shards and their fencing token."""
+"""store/execution_shard.py: leases of shards, and the fence that a commit has to pass."""
 
 import asyncio
+from typing import Any
 
-from noetl_core.domain.ids import RuntimeId
-from noetl_core.store.execution_shard import Claim, claim
-from noetl_core.store.postgres import Pool
+import asyncpg
+import pytest
+
+from noetl_core.domain.ids import RuntimeId, ShardId
+from noetl_core.store import execution_shard
+from noetl_core.store.execution_shard import Claim
+from noetl_core.store.postgres import Connection, Pool
 
 SHARD_COUNT = 16
+FIRST, SECOND = RuntimeId(1), RuntimeId(2)
+
+_EVENT: dict[str, Any] = {
+    "e_execution": [10],
+    "e_id": [100],
+    "e_key": ["key"],
+    "e_shard": [0],
+    "e_type": ["step.enter"],
+}
+_COLUMNS_NULL = (
+    "e_status e_node e_command e_loop e_index e_attempt e_parent e_parent_execution e_catalog "
+    "e_epoch e_context e_result e_meta e_error"
+).split()
+_LISTS_EMPTY = (
+    "x_execution x_command x_worker x_all c_execution c_command c_shard c_step c_attempt c_pool "
+    "c_priority c_delay c_payload r_execution r_ref r_parent r_step r_tier r_uri r_media r_bytes "
+    "r_sha256 r_inline inbox_ids"
+).split()
 
 
 async def take(
-    pool: Pool, owner: int, *, limit: int = 100, lease_seconds: float = 30
+    pool: Pool, owner: RuntimeId, *, limit: int = 100, lease_seconds: float = 30
 ) -> list[Claim]:
-    return await claim(
-        pool,
-        "broker",
-        RuntimeId(owner),
-        instance=f"broker-{owner}",
-        lease_seconds=lease_seconds,
-        limit=limit,
+    return await execution_shard.claim(
+        pool, "broker", owner, instance=f"b-{owner}", lease_seconds=lease_seconds, limit=limit
     )
 
 
-async def test_two_claimers_never_get_the_same_shard(pool: Pool) -> None:
-    first, second = await asyncio.gather(take(pool, 1, limit=8), take(pool, 2))
+async def lapse(pool: Pool) -> None:
+    await pool.execute(
+        "UPDATE noetl.execution_shard SET leased_until = now() - interval '1 second'"
+        " WHERE leased_until IS NOT NULL"
+    )
 
-    assert not {c.shard_id for c in first} & {c.shard_id for c in second}
+
+async def commit(conn: Connection | Pool, claim: Claim, *, key: str = "key") -> None:
+    """One event through noetl.commit_batch, under the epoch of the claim."""
+    arguments = (
+        {"fence_shard": [claim.shard_id], "fence_epoch": [claim.epoch]}
+        | _EVENT
+        | {"e_key": [key], "e_id": [abs(hash(key))]}
+        | {name: [None] for name in _COLUMNS_NULL}
+        | {name: [] for name in _LISTS_EMPTY}
+    )
+    names = ", ".join(f"{name} => ${i}" for i, name in enumerate(arguments, 1))
+    await conn.execute(f"SELECT noetl.commit_batch({names})", *arguments.values())
+
+
+async def test_two_claimers_never_get_the_same_shard(pool: Pool) -> None:
+    claims = await asyncio.gather(*(take(pool, RuntimeId(owner), limit=5) for owner in range(1, 9)))
+
+    shards = [claim.shard_id for taken in claims for claim in taken]
+    assert len(shards) == len(set(shards))
+
+
+async def test_claiming_until_nothing_is_left_gives_every_shard_once(pool: Pool) -> None:
+    first = await take(pool, FIRST, limit=10)
+    second = await take(pool, SECOND)
+
+    assert len(first) == 10
+    assert len(first) + len(second) == SHARD_COUNT
+
+
+async def test_a_lease_that_ran_out_is_claimed_and_the_epoch_rises(pool: Pool) -> None:
+    first = await take(pool, FIRST)
+    await lapse(pool)
+
+    second = await take(pool, SECOND)
+
+    assert [c.epoch for c in second] == [c.epoch + 1 for c in first]
+    assert await execution_shard.renew(pool, "broker", FIRST, lease_seconds=30) == []
+
+
+async def test_a_living_lease_is_not_claimed(pool: Pool) -> None:
+    await take(pool, FIRST)
+
+    assert await take(pool, SECOND) == []
+
+
+async def test_renewing_keeps_the_epoch_even_after_the_lease_ran_out(pool: Pool) -> None:
+    claims = await take(pool, FIRST)
+    await lapse(pool)
+
+    assert await execution_shard.renew(pool, "broker", FIRST, lease_seconds=30) == claims
+    assert await execution_shard.owned(pool, "broker", FIRST) == claims
+
+
+async def test_released_shards_are_free_at_once_and_the_others_stay(pool: Pool) -> None:
+    await take(pool, FIRST)
+
+    await execution_shard.release(pool, "broker", FIRST, [ShardId(3), ShardId(4)])
+
+    assert [c.shard_id for c in await take(pool, SECOND)] == [3, 4]
+    assert len(await execution_shard.owned(pool, "broker", FIRST)) == SHARD_COUNT - 2
+
+
+async def test_the_roles_of_a_shard_are_held_independently(pool: Pool) -> None:
+    await take(pool, FIRST)
+
+    claims = await execution_shard.claim(
+        pool, "projection", SECOND, instance="p", lease_seconds=30, limit=100
+    )
+
+    assert len(claims) == SHARD_COUNT
+
+
+async def test_a_commit_under_the_epoch_of_the_claim_passes(pool: Pool) -> None:
+    claim = (await take(pool, FIRST))[0]
+
+    await commit(pool, claim)
+
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 1
+
+
+async def test_a_commit_under_an_old_epoch_is_refused_and_writes_nothing(pool: Pool) -> None:
+    old = (await take(pool, FIRST))[0]
+    await lapse(pool)
+    await take(pool, SECOND)
+
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await commit(pool, old)
+
+    assert caught.value.sqlstate == "NS001"
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 0
+
+
+async def test_a_commit_that_is_under_way_keeps_its_shard_from_being_claimed(pool: Pool) -> None:
+    """Otherwise the new owner could read the log before the old one's last commit is in it."""
+    claim = (await take(pool, FIRST))[0]
+    await lapse(pool)
+    async with pool.acquire() as conn, conn.transaction():
+        await commit(conn, claim)
+        during = await take(pool, SECOND)
+
+    after = await take(pool, SECOND)
+
+    assert claim.shard_id not in {c.shard_id for c in during}
+    assert [c.shard_id for c in after] == [claim.shard_id]
+
+
+async def test_of_two_commits_of_one_key_only_the_first_passes(pool: Pool) -> None:
+    claim = (await take(pool, FIRST))[0]
+
+    answers = await asyncio.gather(
+        *(commit(pool, claim, key="same") for _ in range(2)), return_exceptions=True
+    )
+
+    errors = [answer for answer in answers if answer is not None]
+    assert [type(error) for error in errors] == [asyncpg.UniqueViolationError]
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 1
+
+
+async def test_share_tells_who_let_a_lease_run_out(pool: Pool) -> None:
+    await take(pool, FIRST, limit=6)
+    await lapse(pool)
+    await take(pool, SECOND, limit=4)
+
+    share = await execution_shard.share(pool, "broker")
+
+    assert (share.total, share.free, share.lapsed) == (SHARD_COUNT, 12, [FIRST])

@@ -92,7 +92,7 @@ class ShardOwner:
             await self._renew(asked_at)
         fair = await self._fair_share()
         if len(self._claims) < fair.limit and fair.free:
-            await self._claim(asked_at, fair.limit - len(self._claims))
+            await self._claim(fair.limit - len(self._claims))
         elif len(self._claims) > fair.limit:
             await self.give_up(sorted(self._claims)[fair.limit :])
 
@@ -129,7 +129,7 @@ class ShardOwner:
             if claim.shard_id not in self._claims:
                 await self._gain(claim)
 
-    async def _claim(self, asked_at: float, limit: int) -> None:
+    async def _claim(self, limit: int) -> None:
         claims = await execution_shard.claim(
             self._pool,
             self.role,
@@ -138,8 +138,6 @@ class ShardOwner:
             lease_seconds=self._lease_seconds,
             limit=limit,
         )
-        if not self._claims:
-            self._renewed_at = asked_at
         for claim in claims:
             await self._gain(claim)
 
@@ -156,7 +154,12 @@ class ShardOwner:
     async def _gain(self, claim: Claim) -> None:
         # Only after the callback is the shard in use: whatever must be ready before its first
         # commit (ids above its newest event) is ready then.
-        await self._on_gain(claim)
+        try:
+            await self._on_gain(claim)
+        except BaseException:
+            # Ours in Postgres, but not in use: the next turn renews, and finds it once more.
+            self._is_renewal_due = True
+            raise
         self._claims[claim.shard_id] = claim.epoch
         log.info("shard.gained", role=self.role, shard_id=claim.shard_id, epoch=claim.epoch)
 

@@ -1,0 +1,770 @@
+CREATE SCHEMA noetl;
+
+CREATE FUNCTION noetl.commit_batch(fence_shard integer[], fence_epoch bigint[], e_execution bigint[], e_id bigint[], e_key text[], e_shard integer[], e_type text[], e_status text[], e_node text[], e_command text[], e_loop bigint[], e_index integer[], e_attempt integer[], e_parent bigint[], e_parent_execution bigint[], e_catalog bigint[], e_epoch bigint[], e_context text[], e_result text[], e_meta text[], e_error text[], x_execution bigint[], x_command text[], x_worker text[], x_all bigint[], c_execution bigint[], c_command text[], c_shard integer[], c_step text[], c_attempt integer[], c_pool text[], c_priority integer[], c_delay double precision[], c_payload bytea[], r_execution bigint[], r_ref bigint[], r_parent bigint[], r_step text[], r_tier text[], r_uri text[], r_media text[], r_bytes bigint[], r_sha256 bytea[], r_inline bytea[], inbox_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    held integer;
+    ended integer;
+    refused integer;
+BEGIN
+    SELECT count(*) INTO held FROM (
+        SELECT 1 FROM noetl.execution_shard s
+        JOIN unnest(fence_shard, fence_epoch) AS f (shard_id, epoch)
+            ON s.shard_id = f.shard_id AND s.epoch = f.epoch
+        WHERE s.role = 'broker'
+        FOR SHARE OF s
+    ) AS fenced;
+    IF held <> cardinality(fence_shard) THEN
+        RAISE EXCEPTION 'a shard of this batch has another owner' USING ERRCODE = 'NS001';
+    END IF;
+
+    INSERT INTO noetl.event (
+        execution_id, event_id, event_key, shard_id, event_type, status, node_name, command_id,
+        loop_id, iter_index, attempt, parent_event_id, parent_execution_id, catalog_id, epoch_id,
+        context, result, meta, error
+    )
+    SELECT
+        execution_id, event_id, event_key, shard_id, event_type, status, node_name, command_id,
+        loop_id, iter_index, attempt, parent_event_id, parent_execution_id, catalog_id, epoch_id,
+        context::jsonb, result::jsonb, meta::jsonb, error::jsonb
+    FROM unnest(
+        e_execution, e_id, e_key, e_shard, e_type, e_status, e_node, e_command, e_loop, e_index,
+        e_attempt, e_parent, e_parent_execution, e_catalog, e_epoch, e_context, e_result, e_meta,
+        e_error
+    ) AS u (
+        execution_id, event_id, event_key, shard_id, event_type, status, node_name, command_id,
+        loop_id, iter_index, attempt, parent_event_id, parent_execution_id, catalog_id, epoch_id,
+        context, result, meta, error
+    );
+
+    IF cardinality(x_execution) > 0 THEN
+        WITH gone AS (
+            DELETE FROM noetl.command c
+            USING unnest(x_execution, x_command, x_worker) AS u (execution_id, command_id, worker_id)
+            WHERE c.execution_id = u.execution_id AND c.command_id = u.command_id
+              AND (u.worker_id IS NULL OR c.worker_id IS NULL OR c.worker_id = u.worker_id)
+            RETURNING 1
+        )
+        SELECT count(*) INTO ended FROM gone;
+        IF ended < cardinality(x_execution) THEN
+            SELECT count(*) INTO refused
+            FROM noetl.command c
+            JOIN unnest(x_execution, x_command) AS u (execution_id, command_id)
+                ON c.execution_id = u.execution_id AND c.command_id = u.command_id;
+            IF refused > 0 THEN
+                RAISE EXCEPTION 'a command of this batch is held by another worker'
+                    USING ERRCODE = 'NS002';
+            END IF;
+        END IF;
+    END IF;
+
+    IF cardinality(c_execution) > 0 THEN
+        INSERT INTO noetl.command (
+            execution_id, command_id, shard_id, step, attempt, pool, priority, available_at, payload
+        )
+        SELECT execution_id, command_id, shard_id, step, attempt, pool, priority,
+               now() + make_interval(secs => delay), payload
+        FROM unnest(
+            c_execution, c_command, c_shard, c_step, c_attempt, c_pool, c_priority, c_delay, c_payload
+        ) AS u (
+            execution_id, command_id, shard_id, step, attempt, pool, priority, delay, payload
+        );
+    END IF;
+
+    IF cardinality(r_execution) > 0 THEN
+        INSERT INTO noetl.result_ref (
+            execution_id, ref_id, parent_ref_id, step, store_tier, physical_uri, media_type, bytes,
+            sha256, inline
+        )
+        SELECT * FROM unnest(
+            r_execution, r_ref, r_parent, r_step, r_tier, r_uri, r_media, r_bytes, r_sha256, r_inline
+        );
+    END IF;
+
+    IF cardinality(x_all) > 0 THEN
+        DELETE FROM noetl.command WHERE execution_id = ANY (x_all);
+    END IF;
+    IF cardinality(inbox_ids) > 0 THEN
+        DELETE FROM noetl.inbox WHERE inbox_id = ANY (inbox_ids);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '500ms'
+    AS $_$
+DECLARE
+    is_occupied boolean;
+BEGIN
+    IF parent NOT IN ('event', 'result_ref') OR lower_id >= upper_id
+       OR partition_name !~ ('^' || parent || '_[0-9]{4}w[0-9]{2}$') THEN
+        RAISE EXCEPTION '% from % to % is no partition of %',
+            partition_name, lower_id, upper_id, parent USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('noetl.ensure_partition'));
+    IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+        RETURN 'exists';
+    END IF;
+    EXECUTE format(
+        'SELECT EXISTS (SELECT 1 FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2)',
+        parent || '_default'
+    ) INTO is_occupied USING lower_id, upper_id;
+    IF is_occupied THEN
+        RETURN 'occupied';
+    END IF;
+    EXECUTE format('CREATE TABLE noetl.%I (LIKE noetl.%I INCLUDING ALL)', partition_name, parent);
+    EXECUTE format(
+        'ALTER TABLE noetl.%I ATTACH PARTITION noetl.%I FOR VALUES FROM (%s) TO (%s)',
+        parent, partition_name, lower_id, upper_id
+    );
+    RETURN 'created';
+EXCEPTION
+    -- A row of the range came in after we looked: attaching refuses, and nothing was changed.
+    WHEN check_violation THEN RETURN 'occupied';
+    WHEN lock_not_available THEN RETURN 'busy';
+END
+$_$;
+
+CREATE FUNCTION noetl.vnode(execution_id bigint) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (WITH a AS (SELECT (((vnode.execution_id & '4294967295'::bigint) # (vnode.execution_id >> 32)) & '4294967295'::bigint) AS x), b AS (SELECT ((a.x * 73244475) & '4294967295'::bigint) AS x FROM a), c AS (SELECT (((b.x # (b.x >> 16)) * 73244475) & '4294967295'::bigint) AS x FROM b) SELECT (((c.x # (c.x >> 16)) % (1024)::bigint))::integer AS int4 FROM c);
+
+CREATE TABLE noetl.api_key (
+    key_id text NOT NULL,
+    sha256 bytea NOT NULL,
+    name text NOT NULL,
+    scopes text[] DEFAULT '{}'::text[] NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone
+);
+
+CREATE TABLE noetl.audit (
+    audit_id bigint NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    execution_id bigint,
+    subject text,
+    details jsonb,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE noetl.audit ALTER COLUMN audit_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME noetl.audit_audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE noetl.catalog (
+    catalog_id bigint NOT NULL,
+    path text NOT NULL,
+    version integer NOT NULL,
+    content text NOT NULL,
+    sha256 bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT catalog_version_check CHECK ((version > 0))
+);
+
+CREATE TABLE noetl.checkpoint (
+    execution_id bigint NOT NULL,
+    shard_id integer NOT NULL,
+    epoch bigint NOT NULL,
+    last_event_id bigint NOT NULL,
+    committed_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE noetl.command (
+    execution_id bigint NOT NULL,
+    command_id text NOT NULL,
+    shard_id integer NOT NULL,
+    step text NOT NULL,
+    status text DEFAULT 'pending'::text NOT NULL,
+    attempt integer DEFAULT 1 NOT NULL,
+    max_attempts integer DEFAULT 5 NOT NULL,
+    pool text DEFAULT 'cpu'::text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    available_at timestamp with time zone DEFAULT now() NOT NULL,
+    worker_id text,
+    lease_until timestamp with time zone,
+    last_heartbeat timestamp with time zone,
+    target_worker text,
+    target_until timestamp with time zone,
+    payload bytea NOT NULL,
+    meta jsonb,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT command_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'leased'::text])))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0');
+
+CREATE TABLE noetl.credential (
+    name text NOT NULL,
+    type text NOT NULL,
+    key_id text NOT NULL,
+    nonce bytea NOT NULL,
+    ciphertext bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE noetl.dead_letter (
+    dead_letter_id bigint NOT NULL,
+    shard_id integer,
+    execution_id bigint,
+    source text NOT NULL,
+    body bytea NOT NULL,
+    reason text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE noetl.dead_letter ALTER COLUMN dead_letter_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME noetl.dead_letter_dead_letter_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE noetl.event (
+    execution_id bigint NOT NULL,
+    event_id bigint NOT NULL,
+    event_key text NOT NULL,
+    shard_id integer NOT NULL,
+    event_type text NOT NULL,
+    status text,
+    node_name text,
+    command_id text,
+    loop_id bigint,
+    iter_index integer,
+    attempt integer,
+    parent_event_id bigint,
+    parent_execution_id bigint,
+    catalog_id bigint,
+    epoch_id bigint,
+    context jsonb,
+    result jsonb,
+    meta jsonb,
+    error jsonb,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT chk_event_result_shape CHECK (((result IS NULL) OR ((jsonb_typeof(result) = 'object'::text) AND (result ? 'status'::text) AND ((result - '{status,reference,parent_ref,context}'::text[]) = '{}'::jsonb) AND (pg_column_size(result) <= 8192))))
+)
+PARTITION BY RANGE (execution_id);
+
+CREATE TABLE noetl.event_default (
+    execution_id bigint CONSTRAINT event_execution_id_not_null NOT NULL,
+    event_id bigint CONSTRAINT event_event_id_not_null NOT NULL,
+    event_key text CONSTRAINT event_event_key_not_null NOT NULL,
+    shard_id integer CONSTRAINT event_shard_id_not_null NOT NULL,
+    event_type text CONSTRAINT event_event_type_not_null NOT NULL,
+    status text,
+    node_name text,
+    command_id text,
+    loop_id bigint,
+    iter_index integer,
+    attempt integer,
+    parent_event_id bigint,
+    parent_execution_id bigint,
+    catalog_id bigint,
+    epoch_id bigint,
+    context jsonb,
+    result jsonb,
+    meta jsonb,
+    error jsonb,
+    created_at timestamp with time zone DEFAULT now() CONSTRAINT event_created_at_not_null NOT NULL,
+    CONSTRAINT chk_event_result_shape CHECK (((result IS NULL) OR ((jsonb_typeof(result) = 'object'::text) AND (result ? 'status'::text) AND ((result - '{status,reference,parent_ref,context}'::text[]) = '{}'::jsonb) AND (pg_column_size(result) <= 8192))))
+);
+
+CREATE TABLE noetl.execution (
+    execution_id bigint NOT NULL,
+    catalog_id bigint NOT NULL,
+    path text NOT NULL,
+    version integer NOT NULL,
+    shard_id integer NOT NULL,
+    status text NOT NULL,
+    state jsonb NOT NULL,
+    ctx jsonb NOT NULL,
+    progress jsonb NOT NULL,
+    waiting_on text,
+    last_event_type text NOT NULL,
+    last_node_name text,
+    last_projected_event_id bigint NOT NULL,
+    parent_execution_id bigint,
+    error jsonb,
+    started_at timestamp with time zone NOT NULL,
+    updated_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone
+)
+WITH (fillfactor='70');
+
+CREATE TABLE noetl.execution_shard (
+    role text NOT NULL,
+    shard_id integer NOT NULL,
+    owner_runtime_id bigint,
+    owner_instance text,
+    epoch bigint DEFAULT 0 NOT NULL,
+    leased_until timestamp with time zone,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT execution_shard_role_check CHECK ((role = ANY (ARRAY['broker'::text, 'projection'::text])))
+)
+WITH (fillfactor='50');
+
+CREATE TABLE noetl.idempotency (
+    idempotency_key text NOT NULL,
+    fingerprint bytea NOT NULL,
+    execution_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE noetl.inbox (
+    inbox_id bigint NOT NULL,
+    shard_id integer NOT NULL,
+    body bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    execution_id bigint
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500');
+
+ALTER TABLE noetl.inbox ALTER COLUMN inbox_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME noetl.inbox_inbox_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE noetl.leader (
+    role text NOT NULL,
+    owner_runtime_id bigint,
+    epoch bigint DEFAULT 0 NOT NULL,
+    leased_until timestamp with time zone
+)
+WITH (fillfactor='50');
+
+CREATE TABLE noetl.manifest (
+    execution_id bigint NOT NULL,
+    manifest_id bigint NOT NULL,
+    kind text NOT NULL,
+    step text,
+    item_count bigint NOT NULL,
+    part_count integer NOT NULL,
+    sha256 bytea,
+    meta jsonb,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT manifest_kind_check CHECK ((kind = ANY (ARRAY['collection'::text, 'pages'::text, 'archive'::text])))
+);
+
+CREATE TABLE noetl.manifest_part (
+    execution_id bigint NOT NULL,
+    manifest_id bigint NOT NULL,
+    part_index integer NOT NULL,
+    item_count integer NOT NULL,
+    store_tier text NOT NULL,
+    physical_uri text,
+    bytes bigint NOT NULL,
+    sha256 bytea,
+    inline bytea,
+    CONSTRAINT manifest_part_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
+    CONSTRAINT manifest_part_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
+    CONSTRAINT manifest_part_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
+);
+
+CREATE TABLE noetl.metric (
+    metric_id bigint NOT NULL,
+    runtime_id bigint,
+    name text NOT NULL,
+    value double precision NOT NULL,
+    labels jsonb,
+    reported_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE noetl.metric ALTER COLUMN metric_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME noetl.metric_metric_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE noetl.projection_checkpoint (
+    shard_id integer NOT NULL,
+    last_projected_event_id bigint DEFAULT 0 NOT NULL,
+    last_projected_at timestamp with time zone DEFAULT now() NOT NULL,
+    lag_ms integer
+)
+WITH (fillfactor='50');
+
+CREATE TABLE noetl.result_ref (
+    execution_id bigint NOT NULL,
+    ref_id bigint NOT NULL,
+    parent_ref_id bigint,
+    step text NOT NULL,
+    store_tier text NOT NULL,
+    physical_uri text,
+    media_type text DEFAULT 'application/json'::text NOT NULL,
+    bytes bigint NOT NULL,
+    sha256 bytea,
+    inline bytea,
+    preview text,
+    expires_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT result_ref_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
+    CONSTRAINT result_ref_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
+    CONSTRAINT result_ref_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
+)
+PARTITION BY RANGE (execution_id);
+
+CREATE TABLE noetl.result_ref_default (
+    execution_id bigint CONSTRAINT result_ref_execution_id_not_null NOT NULL,
+    ref_id bigint CONSTRAINT result_ref_ref_id_not_null NOT NULL,
+    parent_ref_id bigint,
+    step text CONSTRAINT result_ref_step_not_null NOT NULL,
+    store_tier text CONSTRAINT result_ref_store_tier_not_null NOT NULL,
+    physical_uri text,
+    media_type text DEFAULT 'application/json'::text CONSTRAINT result_ref_media_type_not_null NOT NULL,
+    bytes bigint CONSTRAINT result_ref_bytes_not_null NOT NULL,
+    sha256 bytea,
+    inline bytea,
+    preview text,
+    expires_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() CONSTRAINT result_ref_created_at_not_null NOT NULL,
+    CONSTRAINT result_ref_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
+    CONSTRAINT result_ref_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
+    CONSTRAINT result_ref_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
+);
+
+CREATE TABLE noetl.runtime (
+    runtime_id bigint NOT NULL,
+    name text NOT NULL,
+    kind text NOT NULL,
+    uri text,
+    status text DEFAULT 'ready'::text NOT NULL,
+    node integer,
+    labels jsonb,
+    capabilities jsonb,
+    capacity integer,
+    runtime jsonb,
+    heartbeat timestamp with time zone DEFAULT now() NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT runtime_node_check CHECK (((node >= 0) AND (node <= 1023))),
+    CONSTRAINT runtime_status_check CHECK ((status = ANY (ARRAY['ready'::text, 'draining'::text, 'offline'::text])))
+)
+WITH (fillfactor='50');
+
+CREATE TABLE noetl.schedule (
+    schedule_id bigint NOT NULL,
+    path text NOT NULL,
+    cron text NOT NULL,
+    timezone text DEFAULT 'UTC'::text NOT NULL,
+    payload jsonb,
+    enabled boolean DEFAULT true NOT NULL,
+    next_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE noetl.schema_migration (
+    name text NOT NULL,
+    sha256 text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE noetl.setting (
+    name text NOT NULL,
+    value jsonb NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE ONLY noetl.event ATTACH PARTITION noetl.event_default DEFAULT;
+
+ALTER TABLE ONLY noetl.result_ref ATTACH PARTITION noetl.result_ref_default DEFAULT;
+
+ALTER TABLE ONLY noetl.api_key
+    ADD CONSTRAINT api_key_pkey PRIMARY KEY (key_id);
+
+ALTER TABLE ONLY noetl.api_key
+    ADD CONSTRAINT api_key_sha256_key UNIQUE (sha256);
+
+ALTER TABLE ONLY noetl.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (audit_id);
+
+ALTER TABLE ONLY noetl.catalog
+    ADD CONSTRAINT catalog_path_version_key UNIQUE (path, version);
+
+ALTER TABLE ONLY noetl.catalog
+    ADD CONSTRAINT catalog_pkey PRIMARY KEY (catalog_id);
+
+ALTER TABLE ONLY noetl.checkpoint
+    ADD CONSTRAINT checkpoint_pkey PRIMARY KEY (execution_id, epoch);
+
+ALTER TABLE ONLY noetl.command
+    ADD CONSTRAINT command_pkey PRIMARY KEY (execution_id, command_id);
+
+ALTER TABLE ONLY noetl.credential
+    ADD CONSTRAINT credential_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY noetl.dead_letter
+    ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (dead_letter_id);
+
+ALTER TABLE ONLY noetl.event
+    ADD CONSTRAINT event_pkey PRIMARY KEY (execution_id, event_id);
+
+ALTER TABLE ONLY noetl.event_default
+    ADD CONSTRAINT event_default_pkey PRIMARY KEY (execution_id, event_id);
+
+ALTER TABLE ONLY noetl.execution
+    ADD CONSTRAINT execution_pkey PRIMARY KEY (execution_id);
+
+ALTER TABLE ONLY noetl.execution_shard
+    ADD CONSTRAINT execution_shard_pkey PRIMARY KEY (role, shard_id);
+
+ALTER TABLE ONLY noetl.idempotency
+    ADD CONSTRAINT idempotency_pkey PRIMARY KEY (idempotency_key);
+
+ALTER TABLE ONLY noetl.inbox
+    ADD CONSTRAINT inbox_pkey PRIMARY KEY (inbox_id);
+
+ALTER TABLE ONLY noetl.leader
+    ADD CONSTRAINT leader_pkey PRIMARY KEY (role);
+
+ALTER TABLE ONLY noetl.manifest_part
+    ADD CONSTRAINT manifest_part_pkey PRIMARY KEY (execution_id, manifest_id, part_index);
+
+ALTER TABLE ONLY noetl.manifest
+    ADD CONSTRAINT manifest_pkey PRIMARY KEY (execution_id, manifest_id);
+
+ALTER TABLE ONLY noetl.metric
+    ADD CONSTRAINT metric_pkey PRIMARY KEY (metric_id);
+
+ALTER TABLE ONLY noetl.projection_checkpoint
+    ADD CONSTRAINT projection_checkpoint_pkey PRIMARY KEY (shard_id);
+
+ALTER TABLE ONLY noetl.result_ref
+    ADD CONSTRAINT result_ref_pkey PRIMARY KEY (execution_id, ref_id);
+
+ALTER TABLE ONLY noetl.result_ref_default
+    ADD CONSTRAINT result_ref_default_pkey PRIMARY KEY (execution_id, ref_id);
+
+ALTER TABLE ONLY noetl.runtime
+    ADD CONSTRAINT runtime_kind_name_key UNIQUE (kind, name);
+
+ALTER TABLE ONLY noetl.runtime
+    ADD CONSTRAINT runtime_node_key UNIQUE (node);
+
+ALTER TABLE ONLY noetl.runtime
+    ADD CONSTRAINT runtime_pkey PRIMARY KEY (runtime_id);
+
+ALTER TABLE ONLY noetl.schedule
+    ADD CONSTRAINT schedule_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY noetl.schema_migration
+    ADD CONSTRAINT schema_migration_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY noetl.setting
+    ADD CONSTRAINT setting_pkey PRIMARY KEY (name);
+
+CREATE INDEX audit_execution_idx ON noetl.audit USING btree (execution_id) WHERE (execution_id IS NOT NULL);
+
+CREATE INDEX checkpoint_shard_idx ON noetl.checkpoint USING btree (shard_id, epoch);
+
+CREATE INDEX command_leased_idx ON noetl.command USING btree (lease_until) WHERE (status = 'leased'::text);
+
+CREATE INDEX command_pending_idx ON noetl.command USING btree (pool, priority DESC, available_at) WHERE (status = 'pending'::text);
+
+CREATE INDEX dead_letter_execution_idx ON noetl.dead_letter USING btree (execution_id);
+
+CREATE UNIQUE INDEX event_key_idx ON ONLY noetl.event USING btree (execution_id, event_key);
+
+CREATE UNIQUE INDEX event_default_execution_id_event_key_idx ON noetl.event_default USING btree (execution_id, event_key);
+
+CREATE INDEX event_loop_idx ON ONLY noetl.event USING btree (execution_id, loop_id, iter_index) WHERE (loop_id IS NOT NULL);
+
+CREATE INDEX event_default_execution_id_loop_id_iter_index_idx ON noetl.event_default USING btree (execution_id, loop_id, iter_index) WHERE (loop_id IS NOT NULL);
+
+CREATE INDEX event_shard_idx ON ONLY noetl.event USING btree (shard_id, event_id);
+
+CREATE INDEX event_default_shard_id_event_id_idx ON noetl.event_default USING btree (shard_id, event_id);
+
+CREATE INDEX execution_open_idx ON noetl.execution USING btree (updated_at) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text]));
+
+CREATE INDEX execution_path_idx ON noetl.execution USING btree (path, started_at DESC);
+
+CREATE INDEX execution_recent_idx ON noetl.execution USING btree (started_at DESC, execution_id DESC);
+
+CREATE INDEX inbox_execution_idx ON noetl.inbox USING btree (execution_id) WHERE (execution_id IS NOT NULL);
+
+CREATE INDEX inbox_shard_idx ON noetl.inbox USING btree (shard_id, inbox_id);
+
+CREATE INDEX metric_name_idx ON noetl.metric USING btree (name, reported_at DESC);
+
+CREATE INDEX result_ref_parent_idx ON ONLY noetl.result_ref USING btree (execution_id, parent_ref_id) WHERE (parent_ref_id IS NOT NULL);
+
+CREATE INDEX result_ref_default_execution_id_parent_ref_id_idx ON noetl.result_ref_default USING btree (execution_id, parent_ref_id) WHERE (parent_ref_id IS NOT NULL);
+
+CREATE INDEX runtime_status_idx ON noetl.runtime USING btree (status);
+
+ALTER INDEX noetl.event_key_idx ATTACH PARTITION noetl.event_default_execution_id_event_key_idx;
+
+ALTER INDEX noetl.event_loop_idx ATTACH PARTITION noetl.event_default_execution_id_loop_id_iter_index_idx;
+
+ALTER INDEX noetl.event_pkey ATTACH PARTITION noetl.event_default_pkey;
+
+ALTER INDEX noetl.event_shard_idx ATTACH PARTITION noetl.event_default_shard_id_event_id_idx;
+
+ALTER INDEX noetl.result_ref_parent_idx ATTACH PARTITION noetl.result_ref_default_execution_id_parent_ref_id_idx;
+
+ALTER INDEX noetl.result_ref_pkey ATTACH PARTITION noetl.result_ref_default_pkey;
+
+GRANT USAGE ON SCHEMA noetl TO noetl_api_gateway;
+GRANT USAGE ON SCHEMA noetl TO noetl_broker;
+GRANT USAGE ON SCHEMA noetl TO noetl_worker;
+GRANT USAGE ON SCHEMA noetl TO noetl_projection;
+GRANT USAGE ON SCHEMA noetl TO noetl_shard_manager;
+GRANT USAGE ON SCHEMA noetl TO noetl_checkpointer;
+GRANT USAGE ON SCHEMA noetl TO noetl_compactor;
+GRANT USAGE ON SCHEMA noetl TO noetl_reaper;
+
+GRANT ALL ON FUNCTION noetl.commit_batch(fence_shard integer[], fence_epoch bigint[], e_execution bigint[], e_id bigint[], e_key text[], e_shard integer[], e_type text[], e_status text[], e_node text[], e_command text[], e_loop bigint[], e_index integer[], e_attempt integer[], e_parent bigint[], e_parent_execution bigint[], e_catalog bigint[], e_epoch bigint[], e_context text[], e_result text[], e_meta text[], e_error text[], x_execution bigint[], x_command text[], x_worker text[], x_all bigint[], c_execution bigint[], c_command text[], c_shard integer[], c_step text[], c_attempt integer[], c_pool text[], c_priority integer[], c_delay double precision[], c_payload bytea[], r_execution bigint[], r_ref bigint[], r_parent bigint[], r_step text[], r_tier text[], r_uri text[], r_media text[], r_bytes bigint[], r_sha256 bytea[], r_inline bytea[], inbox_ids bigint[]) TO noetl_broker;
+
+REVOKE ALL ON FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) TO noetl_compactor;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.api_key TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.api_key TO noetl_compactor;
+
+GRANT SELECT,INSERT ON TABLE noetl.audit TO noetl_api_gateway;
+GRANT INSERT ON TABLE noetl.audit TO noetl_broker;
+GRANT INSERT ON TABLE noetl.audit TO noetl_worker;
+GRANT INSERT ON TABLE noetl.audit TO noetl_projection;
+GRANT INSERT ON TABLE noetl.audit TO noetl_shard_manager;
+GRANT INSERT ON TABLE noetl.audit TO noetl_checkpointer;
+GRANT SELECT,INSERT ON TABLE noetl.audit TO noetl_compactor;
+GRANT INSERT ON TABLE noetl.audit TO noetl_reaper;
+
+GRANT SELECT,INSERT ON TABLE noetl.catalog TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.catalog TO noetl_broker;
+GRANT SELECT ON TABLE noetl.catalog TO noetl_worker;
+GRANT SELECT ON TABLE noetl.catalog TO noetl_projection;
+GRANT SELECT ON TABLE noetl.catalog TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.checkpoint TO noetl_api_gateway;
+GRANT SELECT,INSERT,DELETE ON TABLE noetl.checkpoint TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.checkpoint TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.command TO noetl_api_gateway;
+GRANT SELECT,INSERT,DELETE ON TABLE noetl.command TO noetl_broker;
+GRANT SELECT,UPDATE ON TABLE noetl.command TO noetl_worker;
+GRANT SELECT ON TABLE noetl.command TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.command TO noetl_compactor;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.credential TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.credential TO noetl_worker;
+GRANT SELECT ON TABLE noetl.credential TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.dead_letter TO noetl_api_gateway;
+GRANT SELECT,INSERT ON TABLE noetl.dead_letter TO noetl_broker;
+GRANT SELECT,INSERT ON TABLE noetl.dead_letter TO noetl_projection;
+GRANT SELECT ON TABLE noetl.dead_letter TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.event TO noetl_api_gateway;
+GRANT SELECT,INSERT ON TABLE noetl.event TO noetl_broker;
+GRANT SELECT ON TABLE noetl.event TO noetl_worker;
+GRANT SELECT ON TABLE noetl.event TO noetl_projection;
+GRANT SELECT ON TABLE noetl.event TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.event TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.event_default TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.execution TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.execution TO noetl_broker;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.execution TO noetl_projection;
+GRANT SELECT ON TABLE noetl.execution TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.execution TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.execution TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.execution_shard TO noetl_api_gateway;
+GRANT SELECT,UPDATE ON TABLE noetl.execution_shard TO noetl_broker;
+GRANT SELECT,UPDATE ON TABLE noetl.execution_shard TO noetl_projection;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.execution_shard TO noetl_shard_manager;
+GRANT SELECT ON TABLE noetl.execution_shard TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.execution_shard TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.execution_shard TO noetl_compactor;
+
+GRANT SELECT,INSERT ON TABLE noetl.idempotency TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.idempotency TO noetl_compactor;
+
+GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_api_gateway;
+GRANT SELECT,DELETE ON TABLE noetl.inbox TO noetl_broker;
+GRANT INSERT ON TABLE noetl.inbox TO noetl_worker;
+GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.inbox TO noetl_compactor;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_api_gateway;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_broker;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_worker;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_projection;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_shard_manager;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_checkpointer;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_compactor;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_reaper;
+
+GRANT SELECT ON TABLE noetl.manifest TO noetl_api_gateway;
+GRANT SELECT,INSERT ON TABLE noetl.manifest TO noetl_broker;
+GRANT SELECT ON TABLE noetl.manifest TO noetl_worker;
+GRANT SELECT ON TABLE noetl.manifest TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.manifest_part TO noetl_api_gateway;
+GRANT SELECT,INSERT ON TABLE noetl.manifest_part TO noetl_broker;
+GRANT SELECT ON TABLE noetl.manifest_part TO noetl_worker;
+GRANT SELECT ON TABLE noetl.manifest_part TO noetl_compactor;
+
+GRANT SELECT,INSERT ON TABLE noetl.metric TO noetl_api_gateway;
+GRANT INSERT ON TABLE noetl.metric TO noetl_broker;
+GRANT INSERT ON TABLE noetl.metric TO noetl_worker;
+GRANT INSERT ON TABLE noetl.metric TO noetl_projection;
+GRANT INSERT ON TABLE noetl.metric TO noetl_shard_manager;
+GRANT INSERT ON TABLE noetl.metric TO noetl_checkpointer;
+GRANT SELECT,INSERT ON TABLE noetl.metric TO noetl_compactor;
+GRANT INSERT ON TABLE noetl.metric TO noetl_reaper;
+
+GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_api_gateway;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.projection_checkpoint TO noetl_projection;
+GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.result_ref TO noetl_api_gateway;
+GRANT SELECT,INSERT ON TABLE noetl.result_ref TO noetl_broker;
+GRANT SELECT ON TABLE noetl.result_ref TO noetl_worker;
+GRANT SELECT ON TABLE noetl.result_ref TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.result_ref_default TO noetl_compactor;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_api_gateway;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_broker;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_worker;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_projection;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_shard_manager;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_checkpointer;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_compactor;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_reaper;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.schedule TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.schedule TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.schema_migration TO noetl_compactor;
+
+GRANT SELECT ON TABLE noetl.setting TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.setting TO noetl_broker;
+GRANT SELECT ON TABLE noetl.setting TO noetl_worker;
+GRANT SELECT ON TABLE noetl.setting TO noetl_projection;
+GRANT SELECT,UPDATE ON TABLE noetl.setting TO noetl_shard_manager;
+GRANT SELECT ON TABLE noetl.setting TO noetl_checkpointer;
+GRANT SELECT ON TABLE noetl.setting TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.setting TO noetl_reaper;

@@ -1,0 +1,86 @@
+"""Small processes for test_service_process.py: `python program.py <what>`; they tell on stdout."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from noetl_core.process.config import Config
+from noetl_core.process.service import Part, Service, run_service, run_services
+
+log = structlog.get_logger()
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
+
+
+@asynccontextmanager
+async def resource(name: str) -> AsyncIterator[str]:
+    tell(f"open {name}")
+    yield name
+    tell(f"close {name}")
+
+
+async def say(line: str) -> None:
+    tell(line)
+
+
+async def start_patient(service: Service[Config]) -> None:
+    """A turn that takes a moment: SIGTERM must wait for its end."""
+    await service.open(resource("pool"))
+    await service.open(resource("bus"))
+
+    async def turn() -> None:
+        tell("turn begins")
+        await asyncio.sleep(0.5)
+        tell("turn ends")
+
+    async def release() -> None:
+        tell("release")
+
+    service.on_stop(release)
+    service.every(60, turn)
+    log.info("sample.started", execution_id=2**60)
+
+
+async def start_slowly(service: Service[Config]) -> None:
+    await service.open(resource("pool"))
+    tell("starting")
+    await asyncio.sleep(60)
+
+
+async def start_mortal(service: Service[Config]) -> None:
+    await service.open(resource("mortal"))
+
+    async def turn() -> None:
+        raise ZeroDivisionError("the loop has a bug")
+
+    service.every(1, turn)
+
+
+async def start_broken(service: Service[Config]) -> None:
+    await service.open(resource("pool"))
+    raise LookupError("start has a bug")
+
+
+def main() -> None:
+    match sys.argv[1]:
+        case "patient":
+            run_service("patient", Config, start_patient)
+        case "slow":
+            run_service("slow", Config, start_slowly)
+        case "mortal":
+            run_service("mortal", Config, start_mortal)
+        case "broken":
+            run_service("broken", Config, start_broken)
+        case "both":
+            patient = Part("patient", Config, start_patient)
+            mortal = Part("mortal", Config, start_mortal)
+            run_services([patient, mortal])
+
+
+if __name__ == "__main__":
+    main()

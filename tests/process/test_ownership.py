@@ -1,0 +1,174 @@
+"""process/ownership.py: shards are shared fairly, taken over quickly, and never used too long."""
+
+import pytest
+
+from noetl_core.domain.ids import ShardId
+from noetl_core.process.membership import Member
+from noetl_core.process.ownership import ShardOwner
+from noetl_core.store.execution_shard import Claim
+from noetl_core.store.postgres import Pool
+from noetl_core.store.runtime import Registration
+from support.clock import FakeClock
+
+SHARD_COUNT = 16
+LEASE_SECONDS = 30.0
+
+
+class Broker:
+    """A member with its owner, a clock of its own, and what it was told."""
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self.clock = FakeClock()
+        self.member = Member(pool, Registration(name=name, kind="broker"))
+        self.gained: list[Claim] = []
+        self.lost: list[ShardId] = []
+        self.failures: list[Exception] = []
+        self.owner = ShardOwner(
+            pool,
+            self.member,
+            role="broker",
+            lease_seconds=LEASE_SECONDS,
+            on_gain=self._on_gain,
+            on_loss=self._on_loss,
+            clock=self.clock,
+        )
+
+    async def _on_gain(self, claim: Claim) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        self.gained.append(claim)
+
+    async def _on_loss(self, shard_id: ShardId) -> None:
+        self.lost.append(shard_id)
+
+
+async def joined(pool: Pool, name: str) -> Broker:
+    broker = Broker(pool, name)
+    await broker.member.heartbeat()
+    return broker
+
+
+async def lapse(pool: Pool, broker: Broker) -> None:
+    await pool.execute(
+        "UPDATE noetl.execution_shard SET leased_until = now() - interval '1 second'"
+        " WHERE owner_runtime_id = $1",
+        broker.member.runtime_id,
+    )
+
+
+async def test_the_only_broker_takes_every_shard(pool: Pool) -> None:
+    broker = await joined(pool, "a")
+
+    await broker.owner.keep()
+
+    assert sorted(broker.owner.held()) == list(range(SHARD_COUNT))
+    assert [c.shard_id for c in broker.gained] == list(range(SHARD_COUNT))
+
+
+async def test_a_second_broker_gets_its_fair_share_from_the_first(pool: Pool) -> None:
+    first = await joined(pool, "a")
+    await first.owner.keep()
+    second = await joined(pool, "b")
+
+    for broker in (second, first, second):
+        await broker.owner.keep()
+
+    assert len(first.owner.held()) == len(second.owner.held()) == SHARD_COUNT / 2
+    assert sorted(first.lost) == sorted(second.owner.held())
+
+
+async def test_three_brokers_hold_all_shards_and_none_more_than_a_third_rounded_up(
+    pool: Pool,
+) -> None:
+    brokers = [await joined(pool, name) for name in "abc"]
+
+    for broker in brokers:
+        await broker.owner.keep()
+
+    assert sorted(len(b.owner.held()) for b in brokers) == [4, 6, 6]
+
+
+async def test_the_shards_of_a_dead_broker_are_claimed_when_its_lease_runs_out(pool: Pool) -> None:
+    """Though its last heartbeat still counts: orphans must not wait for a dead process."""
+    dead, survivor = await joined(pool, "a"), await joined(pool, "b")
+    for broker in (dead, survivor):
+        await broker.owner.keep()
+    before = dict(dead.owner.held())
+    await lapse(pool, dead)
+
+    await survivor.owner.keep()
+    await survivor.owner.keep()
+
+    held = survivor.owner.held()
+    assert len(held) == SHARD_COUNT
+    assert all(held[shard] == epoch + 1 for shard, epoch in before.items())
+
+
+async def test_who_slept_through_its_lease_holds_nothing_until_it_is_renewed(pool: Pool) -> None:
+    broker = await joined(pool, "a")
+    await broker.owner.keep()
+
+    broker.clock.advance(LEASE_SECONDS)
+    asleep = dict(broker.owner.held())
+    await broker.owner.keep()
+
+    assert asleep == {}
+    assert len(broker.owner.held()) == SHARD_COUNT
+    assert broker.lost == []
+
+
+async def test_who_wakes_up_after_a_takeover_loses_what_was_taken(pool: Pool) -> None:
+    sleeper, survivor = await joined(pool, "a"), await joined(pool, "b")
+    for broker in (sleeper, survivor):
+        await broker.owner.keep()
+    slept_on = sorted(sleeper.owner.held())
+    await lapse(pool, sleeper)
+    await survivor.owner.keep()
+
+    sleeper.clock.advance(LEASE_SECONDS)
+    await sleeper.owner.keep()
+
+    assert sorted(sleeper.lost) == slept_on
+    assert not set(sleeper.owner.held()) & set(survivor.owner.held())
+
+
+async def test_a_shard_whose_gain_failed_is_gained_in_the_next_turn(pool: Pool) -> None:
+    broker = await joined(pool, "a")
+    broker.failures = [ConnectionResetError()]
+    with pytest.raises(ConnectionResetError):
+        await broker.owner.keep()
+
+    await broker.owner.keep()
+
+    assert sorted(c.shard_id for c in broker.gained) == list(range(SHARD_COUNT))
+    assert len(broker.owner.held()) == SHARD_COUNT
+
+
+async def test_a_shard_that_a_commit_proved_lost_is_not_used_again_under_its_old_epoch(
+    pool: Pool,
+) -> None:
+    broker = await joined(pool, "a")
+    await broker.owner.keep()
+    await pool.execute(
+        "UPDATE noetl.execution_shard SET epoch = epoch + 1, owner_runtime_id = 7,"
+        " leased_until = now() + interval '1 minute' WHERE role = 'broker' AND shard_id = 3"
+    )
+
+    await broker.owner.lost([ShardId(3)])
+    await broker.owner.keep()
+
+    assert broker.lost == [3]
+    assert ShardId(3) not in broker.owner.held()
+
+
+async def test_releasing_lets_the_next_one_claim_at_once(pool: Pool) -> None:
+    first = await joined(pool, "a")
+    await first.owner.keep()
+    await first.owner.release()
+    await first.member.leave()
+    second = await joined(pool, "b")
+
+    await second.owner.keep()
+
+    assert first.owner.held() == {}
+    assert len(second.owner.held()) == SHARD_COUNT
