@@ -200,4 +200,4 @@ class _StepReader:
 
     def _remember(self, field: str, node: Node | None) -> None:
         if node is not None:
-            self._places[self._name, field] = node
+            self._places.setdefault((self._name, field), node)

@@ -89,7 +89,8 @@ class Fields:
         self.report.add(node, message, key=name, hint=hint)
 
     def missing(self, name: str) -> None:
-        self.report.add(self.node, f"{self.what} needs `{name}`", key=name)
+        if isinstance(self.node, Mapping):
+            self.report.add(self.node, f"{self.what} needs `{name}`", key=name)
 
     def text(self, name: str, default: str = "") -> str:
         node = self.get(name)
@@ -151,7 +152,8 @@ class Fields:
         if value in later:
             self.report.add(node, f"`{name}: {value}` {NOT_YET}", key=name)
         else:
-            hint = suggestion(value, choices) if isinstance(value, str) else ""
+            near = nearest(str(value), choices)
+            hint = f"did you mean `{near}`?" if near else ""
             self.wrong(name, " or ".join(choices), hint=hint)
         return default
 

@@ -82,20 +82,31 @@ class Unknown(StrictUndefined):
     __int__ = __float__ = __complex__ = _fail_with_undefined_error
 
 
-class _Budget(Context):
-    """A context that counts the iterations of its evaluation."""
+class Evaluation(Context):
+    """The context of one evaluation, which counts its iterations.
 
-    iterations = 0
+    Made directly, not by Jinja2's `new_context`: making it is most of what a small template costs.
+    """
+
+    def __init__(self, environment: "Sandbox", found: dict[str, Any]) -> None:
+        self.environment = environment
+        self.parent = {**environment.globals, **found}
+        self.vars = {}
+        self.eval_ctx = environment.shared_eval_context
+        self.exported_vars = set()
+        self.name = None
+        self.blocks = {}
+        self.globals_keys = set()
+        self._iterations = 0
 
     def spend(self) -> None:
-        self.iterations += 1
-        if self.iterations > ITERATIONS_MAX:
+        self._iterations += 1
+        if self._iterations > ITERATIONS_MAX:
             raise SecurityError(f"a template may not loop more than {ITERATIONS_MAX} times")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    context_class = _Budget
 
     def __init__(self) -> None:
         super().__init__(undefined=Unknown, keep_trailing_newline=True, cache_size=0)
@@ -103,6 +114,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             del self.globals[name]
         del self.filters["random"]
         self.filters.update(_FILTERS)
+        self.shared_eval_context = nodes.EvalContext(self)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """The key before the attribute: `x.items` is the value under "items" if there is one."""
@@ -216,7 +228,7 @@ def _native_unless_constant(node: nodes.Expr) -> nodes.Expr:
 
 
 @pass_context
-def _counted(context: _Budget, values: Iterable[Any]) -> Iterator[Any]:
+def _counted(context: Evaluation, values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         context.spend()
         yield value

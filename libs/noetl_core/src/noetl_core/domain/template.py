@@ -20,7 +20,14 @@ from jinja2 import TemplateRuntimeError, TemplateSyntaxError, is_undefined, meta
 from jinja2.utils import missing
 
 from noetl_core.domain.errors import NoetlError, TemplateError
-from noetl_core.domain.sandbox import Sandbox, UnknownNameError, concatenated, native, prepare
+from noetl_core.domain.sandbox import (
+    Evaluation,
+    Sandbox,
+    UnknownNameError,
+    concatenated,
+    native,
+    prepare,
+)
 
 COMPILED_MAX = 4096
 """Compiled templates that are kept; the least recently used one goes."""
@@ -255,9 +262,11 @@ def _assigned(tree: nodes.Template) -> nodes.Template:
 
 
 def _as_value(compiled: Jinja) -> Callable[[dict[str, Any]], Any]:
+    run = compiled.root_render_func
+
     def evaluate(found: dict[str, Any]) -> Any:
-        context = compiled.new_context(found)
-        for _ in compiled.root_render_func(context):
+        context = Evaluation(_sandbox, found)
+        for _ in run(context):
             pass
         return native(context.vars[_RESULT])
 
@@ -265,8 +274,10 @@ def _as_value(compiled: Jinja) -> Callable[[dict[str, Any]], Any]:
 
 
 def _as_text(compiled: Jinja) -> Callable[[dict[str, Any]], Any]:
+    run = compiled.root_render_func
+
     def evaluate(found: dict[str, Any]) -> str:
-        return concatenated(compiled.root_render_func(compiled.new_context(found)))
+        return concatenated(run(Evaluation(_sandbox, found)))
 
     return evaluate
 
