@@ -1,0 +1,3 @@
+from noetl_reaper.main import main
+
+main()

@@ -1,0 +1,29 @@
+"""What can be set on a reaper: NOETL_<FIELD>."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from noetl_core.process.config import Config
+
+
+class ReaperConfig(Config, frozen=True, kw_only=True):
+    reaper_interval_seconds: Annotated[
+        float, Meta(gt=0, description="How often leases are looked at.")
+    ] = 1.0
+    reaper_lease_grace_seconds: Annotated[
+        float, Meta(ge=0, description="How long after its end a lease counts as run out.")
+    ] = 2.0
+    reaper_idle_interval_seconds: Annotated[
+        float, Meta(gt=0, description="How often executions that do not move are looked for.")
+    ] = 10.0
+    reaper_idle_seconds: Annotated[
+        float,
+        Meta(gt=0, description="An execution without anything under way for so long is idle."),
+    ] = 30.0
+    reaper_repeat_seconds: Annotated[
+        float, Meta(gt=0, description="The same thing is reported again after so long.")
+    ] = 15.0
+    reaper_batch_size: Annotated[
+        int, Meta(gt=0, le=2000, description="Reports of one turn, at most.")
+    ] = 500

@@ -1,0 +1,45 @@
+"""Reads noetl.command and noetl.execution. Tells the broker by NATS, else by noetl.inbox."""
+
+from noetl_core.bus.connection import open_bus
+from noetl_core.domain.ids import ExecutionId
+from noetl_core.process.leader import leadership
+from noetl_core.process.membership import join_runtime
+from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store.command import CommandKey
+from noetl_core.store.postgres import open_pool
+from noetl_reaper.config import ReaperConfig
+from noetl_reaper.reported import Reported
+from noetl_reaper.sweep import sweep_executions, sweep_leases
+
+
+async def start(service: Service[ReaperConfig]) -> None:
+    config = service.config
+    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_reaper", size_max=3))
+    bus = await service.open(open_bus(config.nats_url, name=config.instance))
+    member = await service.open(join_runtime(service, pool, kind="reaper"))
+    leader = await service.open(leadership(service, pool, member, "reaper"))
+    commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    limit = config.reaper_batch_size
+
+    async def leases() -> int:
+        if not leader.is_leader:
+            return 0
+        grace = config.reaper_lease_grace_seconds
+        return await sweep_leases(pool, bus, commands, grace_seconds=grace, limit=limit)
+
+    async def idle() -> int:
+        if not leader.is_leader:
+            return 0
+        seconds = config.reaper_idle_seconds
+        return await sweep_executions(pool, bus, executions, idle_seconds=seconds, limit=limit)
+
+    service.every(config.reaper_interval_seconds, leases, name="leases")
+    service.every(config.reaper_idle_interval_seconds, idle, name="executions")
+
+
+SERVICE = Part("reaper", ReaperConfig, start)
+
+
+def main() -> None:
+    run_service(*SERVICE)

@@ -1,0 +1,75 @@
+"""The turns of the reaper: see what stands still, tell the broker. It never writes the log.
+
+A report is a question to the broker, not an order: whoever was reported may have moved on by now,
+and a report that comes twice, or late, changes nothing. So a lost one costs `repeat_seconds`.
+"""
+
+import structlog
+
+from noetl_core.bus.connection import Bus
+from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.sharding import shard_of
+from noetl_core.store import command, inbox, setting, stuck
+from noetl_core.store.command import CommandKey, ExpiredLease
+from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import Expired, Message, Reconcile, encode_messages
+from noetl_core.wire.subjects import event_batch, inbox_wake
+from noetl_reaper import metrics
+from noetl_reaper.reported import Reported
+
+log = structlog.get_logger()
+
+
+async def sweep_leases(
+    pool: Pool, bus: Bus, reported: Reported[CommandKey], *, grace_seconds: float, limit: int
+) -> int:
+    """One turn: report attempts whose worker fell silent. Says how many."""
+    recent = set(reported.recent())
+    expired = [
+        one
+        for one in await command.expired(pool, limit=limit, grace_seconds=grace_seconds)
+        if (one.execution_id, one.command_id) not in recent
+    ]
+    await _report(pool, bus, "expired", [_expired(one) for one in expired])
+    reported.add((one.execution_id, one.command_id) for one in expired)
+    return len(expired)
+
+
+async def sweep_executions(
+    pool: Pool, bus: Bus, reported: Reported[ExecutionId], *, idle_seconds: float, limit: int
+) -> int:
+    """One turn: report executions that nothing can move any more. Says how many."""
+    idle = await stuck.idle_executions(
+        pool, idle_seconds=idle_seconds, but_not=reported.recent(), limit=limit
+    )
+    await _report(pool, bus, "idle", [Reconcile(execution_id=one) for one in idle])
+    reported.add(idle)
+    return len(idle)
+
+
+def _expired(one: ExpiredLease) -> Expired:
+    reason = f"the lease of worker {one.worker_id} ran out {one.overdue_seconds:.1f} s ago"
+    return Expired(execution_id=one.execution_id, command_id=one.command_id, reason=reason)
+
+
+async def _report(pool: Pool, bus: Bus, kind: str, messages: list[Expired | Reconcile]) -> None:
+    if not messages:
+        return
+    # By the shard count of this moment: a row may be older than the last change of it.
+    shard_count = await setting.shard_count(pool)
+    by_shard: dict[ShardId, list[Message]] = {}
+    for message in messages:
+        shard = shard_of(message.execution_id, shard_count=shard_count)
+        by_shard.setdefault(shard, []).append(message)
+    for shard, own in by_shard.items():
+        road = await _send(pool, bus, shard, encode_messages(own))
+        metrics.REPORTS.add(len(own), {"kind": kind, "road": road})
+        log.info("reaper.reported", kind=kind, shard_id=shard, count=len(own), road=road)
+
+
+async def _send(pool: Pool, bus: Bus, shard: ShardId, body: bytes) -> str:
+    if await bus.publish(event_batch(shard), body):
+        return "nats"
+    await inbox.put(pool, shard, body)
+    await bus.wake(inbox_wake(shard))
+    return "inbox"

@@ -1,0 +1,262 @@
+"""The turns of the reaper: what it sees, what it says, and by which road."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from noetl_core.bus.connection import Bus, open_bus
+from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, WorkerId
+from noetl_core.domain.sharding import shard_of
+from noetl_core.process.service import Service, serving
+from noetl_core.store import command
+from noetl_core.store.command import CommandKey
+from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.setting import write_setting
+from noetl_core.wire.messages import Expired, Message, Reconcile, decode_messages
+from noetl_core.wire.subjects import EVENT_STREAM, event_batch
+from noetl_reaper.config import ReaperConfig
+from noetl_reaper.main import start
+from noetl_reaper.reported import Reported
+from noetl_reaper.sweep import sweep_executions, sweep_leases
+
+GRACE_SECONDS = 2.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def reaper_pool(database: str) -> AsyncIterator[Pool]:
+    async with open_pool(database, role="noetl_reaper", size_max=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def away() -> AsyncIterator[Bus]:
+    """A bus whose NATS is not there."""
+    async with open_bus("nats://127.0.0.1:1", name="away") as opened:
+        yield opened
+
+
+def shard(execution_id: int, shard_count: int = 16) -> ShardId:
+    return shard_of(ExecutionId(execution_id), shard_count=shard_count)
+
+
+async def add_command(pool: Pool, execution_id: int, *, lease_ended_seconds: float | None) -> None:
+    """A command that is pending (None), or whose lease ended that long ago (negative: will end)."""
+    await pool.execute(
+        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+        " VALUES ($1, 'load.1#1', $2, 'load', '')",
+        execution_id,
+        shard(execution_id),
+    )
+    if lease_ended_seconds is not None:
+        await command.lease(pool, WorkerId("w1"), ["cpu"], limit=1, lease_seconds=0)
+        await pool.execute(
+            "UPDATE noetl.command SET lease_until = now() - make_interval(secs => $2)"
+            " WHERE execution_id = $1",
+            execution_id,
+            lease_ended_seconds,
+        )
+
+
+async def add_execution(
+    pool: Pool, execution_id: int, *, idle_seconds: float, status: str = "RUNNING"
+) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.execution (execution_id, catalog_id, path, version, shard_id, status,"
+        " state, ctx, progress, last_event_type, last_projected_event_id, started_at, updated_at)"
+        " VALUES ($1, 1, 'p', 1, $2, $3, '{}', '{}', '{}', 'step.enter', 1, now(),"
+        " now() - make_interval(secs => $4))",
+        execution_id,
+        shard(execution_id),
+        status,
+        idle_seconds,
+    )
+
+
+async def streamed(bus: Bus) -> list[tuple[str, Message]]:
+    """Everything in the event stream: subject and message."""
+    assert bus.client is not None
+    jetstream = bus.client.jetstream()
+    info = await jetstream.stream_info(EVENT_STREAM)
+    found = []
+    for number in range(1, info.state.messages + 1):
+        raw = await jetstream.get_msg(EVENT_STREAM, number)
+        found += [(raw.subject or "", one) for one in decode_messages(raw.data or b"")]
+    return found
+
+
+async def in_inbox(pool: Pool) -> list[tuple[int, Message]]:
+    rows = await pool.fetch("SELECT shard_id, body FROM noetl.inbox ORDER BY inbox_id")
+    return [(row["shard_id"], one) for row in rows for one in decode_messages(row["body"])]
+
+
+def commands(clock: Clock | None = None) -> Reported[CommandKey]:
+    return Reported(repeat_seconds=15, clock=clock or Clock())
+
+
+def executions(clock: Clock | None = None) -> Reported[ExecutionId]:
+    return Reported(repeat_seconds=15, clock=clock or Clock())
+
+
+async def leases(pool: Pool, bus: Bus, reported: Reported[CommandKey], limit: int = 100) -> int:
+    return await sweep_leases(pool, bus, reported, grace_seconds=GRACE_SECONDS, limit=limit)
+
+
+async def idle(pool: Pool, bus: Bus, reported: Reported[ExecutionId], limit: int = 100) -> int:
+    return await sweep_executions(pool, bus, reported, idle_seconds=30, limit=limit)
+
+
+async def test_an_expired_lease_is_reported_to_the_broker_of_its_shard(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    await add_command(pool, 101, lease_ended_seconds=10)
+    await add_command(pool, 102, lease_ended_seconds=-10)
+    await add_command(pool, 103, lease_ended_seconds=GRACE_SECONDS / 2)
+    await add_command(pool, 104, lease_ended_seconds=None)
+
+    assert await leases(reaper_pool, bus, commands()) == 1
+
+    ((subject, message),) = await streamed(bus)
+    assert subject == event_batch(shard(101))
+    assert isinstance(message, Expired)
+    assert (message.execution_id, message.command_id) == (101, CommandId("load.1#1"))
+    assert "w1" in message.reason
+
+
+async def test_it_is_reported_once_per_interval(pool: Pool, reaper_pool: Pool, bus: Bus) -> None:
+    await add_command(pool, 101, lease_ended_seconds=10)
+    clock = Clock()
+    reported = commands(clock)
+
+    counts = []
+    for clock.now in (0.0, 1.0, 14.9, 15.0, 16.0, 29.9, 30.0):
+        counts.append(await leases(reaper_pool, bus, reported))
+
+    assert counts == [1, 0, 0, 1, 0, 0, 1]
+    assert len(await streamed(bus)) == 3
+
+
+async def test_without_nats_the_report_goes_through_the_inbox(
+    pool: Pool, reaper_pool: Pool, away: Bus
+) -> None:
+    await add_command(pool, 101, lease_ended_seconds=10)
+    await add_execution(pool, 201, idle_seconds=60)
+
+    assert await leases(reaper_pool, away, commands()) == 1
+    ((lease_shard, lease_message),) = await in_inbox(pool)
+    await pool.execute("DELETE FROM noetl.inbox")
+    assert await idle(reaper_pool, away, executions()) == 1
+    ((idle_shard, idle_message),) = await in_inbox(pool)
+
+    assert (lease_shard, lease_message.__class__) == (shard(101), Expired)
+    assert (idle_shard, idle_message) == (shard(201), Reconcile(execution_id=ExecutionId(201)))
+
+
+async def test_one_message_carries_all_reports_of_a_shard(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    for execution_id in range(100, 150):
+        await add_command(pool, execution_id, lease_ended_seconds=10)
+
+    assert await leases(reaper_pool, bus, commands()) == 50
+
+    found = await streamed(bus)
+    assert {one.execution_id for _, one in found if isinstance(one, Expired)} == {*range(100, 150)}
+    assert all(
+        subject == event_batch(shard(one.execution_id))
+        for subject, one in found
+        if isinstance(one, Expired)
+    )
+    assert bus.client is not None
+    info = await bus.client.jetstream().stream_info(EVENT_STREAM)
+    assert info.state.messages == len({shard(e) for e in range(100, 150)})
+
+
+async def test_a_turn_reports_no_more_than_its_limit_and_the_oldest_first(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    for age in range(5, 15):
+        await add_command(pool, 100 + age, lease_ended_seconds=age)
+
+    assert await leases(reaper_pool, bus, commands(), limit=3) == 3
+
+    reported = {one.execution_id for _, one in await streamed(bus) if isinstance(one, Expired)}
+    assert reported == {114, 113, 112}
+
+
+async def test_an_execution_with_nothing_under_way_is_reported(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    await add_execution(pool, 201, idle_seconds=60)
+
+    assert await idle(reaper_pool, bus, executions()) == 1
+
+    assert await streamed(bus) == [
+        (event_batch(shard(201)), Reconcile(execution_id=ExecutionId(201)))
+    ]
+
+
+async def test_an_execution_that_moves_waits_or_has_ended_is_left_alone(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    await add_execution(pool, 201, idle_seconds=5)
+    await add_execution(pool, 202, idle_seconds=60)
+    await add_command(pool, 202, lease_ended_seconds=None)
+    await add_execution(pool, 203, idle_seconds=60)
+    await pool.execute("INSERT INTO noetl.inbox (shard_id, body) VALUES ($1, '')", shard(203))
+    for number, status in enumerate(("COMPLETED", "FAILED", "CANCELLED")):
+        await add_execution(pool, 204 + number, idle_seconds=60, status=status)
+    assert shard(203) not in {shard(201), shard(202)}
+
+    assert await idle(reaper_pool, bus, executions()) == 0
+
+
+async def test_many_idle_executions_all_get_their_turn(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    """Those just reported do not use up the limit of the next turns."""
+    for execution_id in range(300, 325):
+        await add_execution(pool, execution_id, idle_seconds=60)
+    clock = Clock()
+    reported = executions(clock)
+
+    counts = [await idle(reaper_pool, bus, reported, limit=10) for _ in range(4)]
+    clock.now = 15.0
+    later = await idle(reaper_pool, bus, reported, limit=10)
+
+    assert counts == [10, 10, 5, 0]
+    assert later == 10
+
+
+async def test_a_report_goes_by_the_shard_count_of_now(
+    pool: Pool, reaper_pool: Pool, away: Bus
+) -> None:
+    moved = next(e for e in range(100, 200) if shard(e) != shard(e, 64))
+    await add_command(pool, moved, lease_ended_seconds=10)
+    await write_setting(pool, "shard_count", 64)
+
+    await leases(reaper_pool, away, commands())
+
+    assert [to for to, _ in await in_inbox(pool)] == [shard(moved, 64)]
+
+
+async def test_the_service_sweeps_and_leaves_the_log_alone(
+    pool: Pool, database: str, nats_url: str, bus: Bus
+) -> None:
+    await add_command(pool, 101, lease_ended_seconds=10)
+    await add_execution(pool, 201, idle_seconds=60)
+    config = ReaperConfig(postgres_dsn=database, nats_url=nats_url)
+    async with serving(Service("reaper", config), start):
+        pass  # each loop has its first turn
+
+    kinds = {one.__class__ for _, one in await streamed(bus)}
+    assert kinds == {Expired, Reconcile}
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 0
+    assert await pool.fetchval("SELECT count(*) FROM noetl.command") == 1
