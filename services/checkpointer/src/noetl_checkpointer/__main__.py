@@ -1,0 +1,3 @@
+from noetl_checkpointer.main import main
+
+main()
