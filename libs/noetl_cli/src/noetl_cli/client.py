@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from noetl_cli.failure import EXIT_FAILED, EXIT_USAGE, CommandFailed
-from noetl_cli.validation import problem_line
+from noetl_core.domain.parse import format_problem
 from noetl_core.wire import http
 
 PATIENCE_SECONDS = 30.0
@@ -156,7 +156,7 @@ def _failure(response: httpx.Response, file: str) -> CommandFailed:
     except msgspec.MsgspecError:
         return CommandFailed(f"the gateway answered {response.status_code}: {response.text[:200]}")
     if details.problems:
-        message = "\n".join(problem_line(problem, file) for problem in details.problems)
+        message = "\n".join(format_problem(problem, file, "") for problem in details.problems)
         return CommandFailed(message, exit_code=EXIT_USAGE)
     field = f" ({details.field})" if details.field else ""
     is_ours = response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR

@@ -38,7 +38,7 @@ def read_request(
     is_file = file.is_file() or file.suffix in _FILE_ENDINGS
     return RunRequest(
         name=file_or_path,
-        content=read_playbook(file) if is_file else None,
+        content=read_playbook(file).content if is_file else None,
         payload=payload,
         timeout_seconds=timeout_seconds,
     )

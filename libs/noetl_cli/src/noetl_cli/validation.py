@@ -1,30 +1,38 @@
 """Reads a playbook file and checks it, without any NoETL running."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from noetl_cli.failure import EXIT_USAGE, CommandFailed
-from noetl_core.domain.errors import PlaybookInvalidError, Problem
-from noetl_core.domain.parse import parse_playbook
+from noetl_core.domain.errors import PlaybookInvalidError
+from noetl_core.domain.parse import format_problem, parse_playbook, warnings_of
 
 
-def read_playbook(file: Path) -> str:
-    """The text of a playbook that can run; else the command ends with every problem it has."""
+class Checked(NamedTuple):
+    """The text of a playbook that can run, and what may be wrong with it all the same."""
+
+    content: str
+    warnings: list[str]
+
+
+def read_playbook(file: Path) -> Checked:
+    """Ends the command with every problem of a playbook that cannot run."""
+    content = _read(file)
     try:
-        content = file.read_text(encoding="utf-8")
-        parse_playbook(content)
+        playbook = parse_playbook(content, file=str(file))
+    except PlaybookInvalidError as error:
+        lines = [format_problem(problem, str(file), content) for problem in error.problems]
+        raise CommandFailed("\n".join(lines), exit_code=EXIT_USAGE) from error
+    warnings = [format_problem(problem, str(file), content) for problem in warnings_of(playbook)]
+    return Checked(content, warnings)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise CommandFailed(
             f"cannot read {file}: {error.strerror}.", exit_code=EXIT_USAGE
         ) from error
     except UnicodeDecodeError as error:
         raise CommandFailed(f"{file} is not UTF-8 text.", exit_code=EXIT_USAGE) from error
-    except PlaybookInvalidError as error:
-        lines = (problem_line(problem, str(file)) for problem in error.problems)
-        raise CommandFailed("\n".join(lines), exit_code=EXIT_USAGE) from error
-    return content
-
-
-def problem_line(problem: Problem, file: str) -> str:
-    """`bad.yaml:7:5: unknown key 'tol' (did you mean 'tool'?)`."""
-    hint = f" ({problem.hint})" if problem.hint else ""
-    return f"{file}:{problem.line}:{problem.column}: {problem.message}{hint}"

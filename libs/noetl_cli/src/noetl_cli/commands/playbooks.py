@@ -20,12 +20,14 @@ def validate(
     invalid = 0
     for file in files:
         try:
-            read_playbook(file)
+            checked = read_playbook(file)
         except CommandFailed as failure:
             invalid += 1
             say(str(failure))
-        else:
-            typer.echo(f"{file}: valid")
+            continue
+        for warning in checked.warnings:
+            say(warning)
+        typer.echo(f"{file}: valid")
     if invalid:
         raise typer.Exit(EXIT_USAGE)
 

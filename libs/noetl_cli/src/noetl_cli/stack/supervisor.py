@@ -17,6 +17,7 @@ from pathlib import Path
 from noetl_cli.failure import EXIT_USAGE, CommandFailed
 from noetl_cli.stack.child import Child
 from noetl_cli.stack.data_dir import DataDir
+from noetl_cli.stack.environment import service_environment
 from noetl_cli.stack.migrations import apply_migrations
 from noetl_cli.stack.nats import NatsServer
 from noetl_cli.stack.ports import HOST, choose_ports, is_free
@@ -132,25 +133,19 @@ class Supervisor:
 
     def _service_programs(self) -> list[Program]:
         return service_programs(
-            self._service_environment(),
+            service_environment(os.environ, self._data_dir, self._places()),
             gateway_port=self._gateway_port,
             workers=self._options.workers,
             is_separate=self._options.is_separate,
         )
 
-    def _service_environment(self) -> dict[str, str]:
-        """What the user has set reaches every service; where the parts are, we know better."""
-        defaults = {
-            "NOETL_ENCRYPTION_KEY": self._data_dir.encryption_key(),
-            "NOETL_STORE_DIR": str(self._data_dir.store),
-        }
-        places = {
+    def _places(self) -> dict[str, str]:
+        return {
             "NOETL_POSTGRES_DSN": self.state.dsn,
             "NOETL_NATS_URL": self.state.nats_url,
             "NOETL_GATEWAY_HOST": HOST,
             "NOETL_GATEWAY_PORT": str(self._gateway_port),
         }
-        return defaults | os.environ | places
 
     async def _launch(self, program: Program, group: list[Child]) -> None:
         child = Child(program, self._data_dir.logs)
