@@ -1,0 +1,1 @@
+"""The compactor makes the partitions of the log ahead of time."""

@@ -1,0 +1,1 @@
+"""The projection folds the event log into the status rows that clients read."""

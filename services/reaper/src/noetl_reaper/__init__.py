@@ -1,0 +1,1 @@
+"""The reaper sees what stands still and tells the broker."""
