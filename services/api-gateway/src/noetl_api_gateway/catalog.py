@@ -20,7 +20,7 @@ from noetl_api_gateway.requests import (
 )
 from noetl_core.domain.errors import NotFoundError, PlaybookInvalidError, Problem
 from noetl_core.domain.ids import CatalogId
-from noetl_core.domain.parse import parse_playbook
+from noetl_core.domain.parse import parse_playbook, warnings_of
 from noetl_core.domain.playbook import Playbook
 from noetl_core.store import catalog
 from noetl_core.store.catalog import CatalogEntry
@@ -46,6 +46,7 @@ async def register(gateway: Gateway, request: Request) -> Response:
         path=entry.path,
         version=entry.version,
         created=registered.created,
+        warnings=list(warnings_of(playbook)),
     )
     return answer(201 if registered.created else 200, body)
 
@@ -57,7 +58,8 @@ async def validate(_gateway: Gateway, request: Request) -> Response:
         playbook = await _parse(content)
     except PlaybookInvalidError as error:
         return answer(200, http.Validated(valid=False, problems=error.problems))
-    return answer(200, http.Validated(valid=True, path=playbook.path))
+    warnings = list(warnings_of(playbook))
+    return answer(200, http.Validated(valid=True, path=playbook.path, problems=warnings))
 
 
 async def list_newest(gateway: Gateway, request: Request) -> Response:
