@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from noetl_broker.advance import Broker, Letter, Turn
+from noetl_broker.advance import Broker
 from noetl_broker.states import States
+from noetl_broker.turn import Letter, Turn
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, RuntimeId, ShardId, WorkerId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of

@@ -4,10 +4,10 @@ import asyncpg
 import pytest
 
 from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
-from noetl_core.domain.errors import ShardLostError
+from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Cancel, Expired, Reconcile, Start
+from noetl_core.wire.messages import Cancel, Expired, Failed, Reconcile, Start
 from services.broker.desk import WORKER, Desk, claimed, done, letter_of
 
 CHAIN = """
@@ -212,6 +212,26 @@ async def test_an_execution_whose_playbook_is_broken_fails_and_others_go_on(desk
         broken,
     )
     assert "could not go on" in reason
+
+
+async def test_a_report_the_database_cannot_store_ends_its_own_execution_only(desk: Desk) -> None:
+    bad, good = await desk.start(CHAIN), await desk.start(CHAIN)
+    leased = {one.execution_id: one.command_id for one in await desk.lease()}
+    # A NUL is legal in a Python text and in no text of Postgres.
+    error = ToolError(kind="python_error", message="a\x00b")
+    await desk.broker.advance(
+        [
+            letter_of(done(good, leased[good], {"go": False})),
+            letter_of(
+                Failed(execution_id=bad, command_id=leased[bad], worker_id=WORKER, error=error)
+            ),
+        ]
+    )
+
+    assert (await desk.types(good))[-1] == "execution.completed"
+    assert (await desk.types(bad))[-1] == "execution.failed"
+    assert await desk.pool.fetchval("SELECT execution_id FROM noetl.dead_letter") == bad
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.command") == 0
 
 
 async def test_a_lost_command_row_is_found_and_issued_again(desk: Desk) -> None:

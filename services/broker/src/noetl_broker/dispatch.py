@@ -1,6 +1,6 @@
 """After a commit: tell the idle workers and the projection. A lost wake-up costs their poll."""
 
-from noetl_broker.advance import Turn
+from noetl_broker.turn import Turn
 from noetl_core.bus.connection import Bus
 from noetl_core.wire.subjects import log_wake, pool_wake
 

@@ -6,7 +6,7 @@ No artificial wait: a batch is whatever arrived while the last commit was under 
 import asyncio
 from collections.abc import Callable, Mapping
 
-from noetl_broker.advance import Letter
+from noetl_broker.turn import Letter
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.ids import ShardId
 from noetl_core.store import inbox

@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from noetl_broker.advance import Broker, Letter, Turn
+from noetl_broker.advance import Broker
 from noetl_broker.dispatch import dispatch
 from noetl_broker.intake import Intake
 from noetl_broker.metrics import BATCH_EVENTS, EVENTS
+from noetl_broker.turn import Letter, Turn
 from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.errors import ShardLostError

@@ -284,8 +284,3 @@ async def holders(
 
 def is_fenced(error: asyncpg.PostgresError) -> bool:
     return bool(error.sqlstate == FENCED)
-
-
-def is_stale(error: asyncpg.PostgresError) -> bool:
-    """What we believed is not what the database holds: reload and do the batch again."""
-    return error.sqlstate in {HELD_BY_ANOTHER, asyncpg.UniqueViolationError.sqlstate}

@@ -1,0 +1,70 @@
+"""A turn in the making: the letters it took, the rows it will commit, whom to wake afterwards."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from noetl_core.domain.ids import EpochId, ExecutionId, ShardId
+from noetl_core.store.batch import Batch, DeadLetterRow
+from noetl_core.store.postgres import Connection
+from noetl_core.wire.messages import Barrier, Message, decode_messages
+
+
+class Letter(NamedTuple):
+    """A body that came in, by NATS or by the inbox."""
+
+    shard_id: ShardId
+    body: bytes
+    inbox_id: int | None = None
+
+
+class Taken(NamedTuple):
+    """A message out of a letter."""
+
+    shard_id: ShardId
+    message: Message
+
+    @property
+    def execution_id(self) -> ExecutionId | None:
+        return None if isinstance(self.message, Barrier) else self.message.execution_id
+
+
+class Turn:
+    def __init__(self, conn: Connection, held: Mapping[ShardId, int]) -> None:
+        self.conn = conn
+        self.held = dict(held)
+        self.batch = Batch()
+        self.touched: dict[ExecutionId, ShardId] = {}
+        self.closing: dict[ShardId, EpochId] = {}
+        self.poisoned: dict[ExecutionId, str] = {}
+        self.work: Counter[tuple[ShardId, str]] = Counter()
+
+    def open(self, letters: list[Letter]) -> list[Taken]:
+        """The messages of the shards we hold. A letter that cannot be read is parked."""
+        return [t for letter in letters if letter.shard_id in self.held for t in self._open(letter)]
+
+    def _open(self, letter: Letter) -> Iterator[Taken]:
+        if letter.inbox_id is not None:
+            self.fence(letter.shard_id)
+            self.batch.inbox_ids.append(letter.inbox_id)
+        try:
+            for message in decode_messages(letter.body):
+                yield Taken(letter.shard_id, message)
+        except msgspec.DecodeError as error:
+            self.fence(letter.shard_id)
+            self.batch.dead_letters.append(
+                DeadLetterRow(letter.shard_id, None, "broker", letter.body, str(error))
+            )
+
+    def fence(self, shard: ShardId) -> None:
+        """This turn writes to the shard: its commit must prove that we hold it."""
+        self.batch.fences[shard] = self.held[shard]
+
+    def absorb(self, other: "Turn") -> None:
+        """Another turn was committed for the same letters: settle and dispatch them as one."""
+        self.touched.update(other.touched)
+        self.closing.update(other.closing)
+        self.work.update(other.work)
+        self.batch.events += other.batch.events
