@@ -71,7 +71,7 @@ class Unknown(StrictUndefined):
         )
 
     # StrictUndefined binds its operators to the method of its own base, so each is bound anew.
-    __iter__ = __str__ = __len__ = _fail_with_undefined_error
+    __iter__ = __str__ = __repr__ = __len__ = _fail_with_undefined_error
     __eq__ = __ne__ = __bool__ = __hash__ = _fail_with_undefined_error
     __contains__ = _fail_with_undefined_error
     __add__ = __radd__ = __sub__ = __rsub__ = _fail_with_undefined_error
@@ -174,7 +174,7 @@ def native(value: Any) -> Any:
     if isinstance(value, _FUNCTIONS):
         raise TypeError(f"{_name_of(value)} is a function: call it, or name a value")
     if isinstance(value, Iterator | range | set | frozenset) or type(value) in _VIEWS:
-        return list(value)
+        return _list(value)
     return value
 
 
@@ -236,6 +236,15 @@ def _counted(context: Evaluation, values: Iterable[Any]) -> Iterator[Any]:
 
 def _concatenated(values: list[Any]) -> str:
     return concatenated(map(str, values))
+
+
+def _list(values: Iterable[Any]) -> list[Any]:
+    """`rows | map(attribute='typo') | list` fails here; `| select('defined')` before it helps."""
+    items = list(values)
+    for item in items:
+        if isinstance(item, Undefined):
+            item._fail_with_undefined_error()
+    return items
 
 
 def _refuse_wide(
@@ -352,6 +361,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "_native": native,
     "center": _center,
     "indent": _indent,
+    "list": _list,
     "format": _format,
     "tojson": _to_json,
     "fromjson": _from_json,
