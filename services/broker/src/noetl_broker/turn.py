@@ -67,4 +67,3 @@ class Turn:
         self.touched.update(other.touched)
         self.closing.update(other.closing)
         self.work.update(other.work)
-        self.batch.events += other.batch.events
