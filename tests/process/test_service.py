@@ -1,6 +1,7 @@
 """process/service.py: loops, background tasks and the order of the end, inside one process."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -18,6 +19,11 @@ async def nothing(_service: Service[Config]) -> None:
 
 def sample() -> Service[Config]:
     return Service("sample", CONFIG)
+
+
+async def lifetime(start: Callable[[Service[Config]], Awaitable[None]]) -> None:
+    async with serving(sample(), start) as service:
+        await asyncio.wait_for(service.wait_for_death(), 5)
 
 
 async def test_the_instance_is_named_after_service_host_and_process_by_default() -> None:
@@ -55,18 +61,17 @@ async def test_a_wake_up_cuts_the_wait_short() -> None:
 
 
 async def test_a_wake_up_during_a_turn_is_not_lost() -> None:
-    wake, turns = asyncio.Event(), asyncio.Queue[int]()
+    wake, second = asyncio.Event(), asyncio.Event()
+    turns = 0
 
     async def turn() -> None:
-        if turns.empty():
-            wake.set()
-        turns.put_nowait(1)
+        nonlocal turns
+        turns += 1
+        (second if turns == 2 else wake).set()
 
     async with serving(sample(), nothing) as service:
         service.every(60, turn, wake=wake)
-        async with asyncio.timeout(2):
-            while turns.qsize() < 2:
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(second.wait(), 2)
 
 
 async def test_a_transient_error_is_waited_out() -> None:
@@ -87,20 +92,22 @@ async def test_any_other_error_is_the_end_of_the_service() -> None:
     async def turn() -> None:
         raise ZeroDivisionError
 
+    async def start(service: Service[Config]) -> None:
+        service.every(60, turn)
+
     with pytest.raises(ZeroDivisionError):
-        async with serving(sample(), nothing) as service:
-            service.every(60, turn)
-            await service.wait_for_death()
+        await lifetime(start)
 
 
 async def test_a_background_task_that_returns_is_the_end_of_the_service() -> None:
     async def run() -> None:
         return
 
+    async def start(service: Service[Config]) -> None:
+        service.background(run, name="listener")
+
     with pytest.raises(RuntimeError, match="'listener' ended"):
-        async with serving(sample(), nothing) as service:
-            service.background(run, name="listener")
-            await service.wait_for_death()
+        await lifetime(start)
 
 
 async def test_a_background_task_is_cancelled_after_the_callbacks() -> None:

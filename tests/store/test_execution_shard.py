@@ -21,15 +21,48 @@ _EVENT: dict[str, Any] = {
     "e_shard": [0],
     "e_type": ["step.enter"],
 }
-_COLUMNS_NULL = (
-    "e_status e_node e_command e_loop e_index e_attempt e_parent e_parent_execution e_catalog "
-    "e_epoch e_context e_result e_meta e_error"
-).split()
-_LISTS_EMPTY = (
-    "x_execution x_command x_worker x_all c_execution c_command c_shard c_step c_attempt c_pool "
-    "c_priority c_delay c_payload r_execution r_ref r_parent r_step r_tier r_uri r_media r_bytes "
-    "r_sha256 r_inline inbox_ids"
-).split()
+_COLUMNS_NULL = [
+    "e_status",
+    "e_node",
+    "e_command",
+    "e_loop",
+    "e_index",
+    "e_attempt",
+    "e_parent",
+    "e_parent_execution",
+    "e_catalog",
+    "e_epoch",
+    "e_context",
+    "e_result",
+    "e_meta",
+    "e_error",
+]
+_LISTS_EMPTY = [
+    "x_execution",
+    "x_command",
+    "x_worker",
+    "x_all",
+    "c_execution",
+    "c_command",
+    "c_shard",
+    "c_step",
+    "c_attempt",
+    "c_pool",
+    "c_priority",
+    "c_delay",
+    "c_payload",
+    "r_execution",
+    "r_ref",
+    "r_parent",
+    "r_step",
+    "r_tier",
+    "r_uri",
+    "r_media",
+    "r_bytes",
+    "r_sha256",
+    "r_inline",
+    "inbox_ids",
+]
 
 
 async def take(

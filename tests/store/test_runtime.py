@@ -8,7 +8,6 @@ from noetl_core.store import runtime
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
 
-
 _ids = count(1000)
 
 

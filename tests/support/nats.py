@@ -1,6 +1,8 @@
 """One nats-server with JetStream for the whole test run; every test finds it without streams."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import nats
+import psutil
 import pytest
 
 from noetl_core.bus.connection import Bus, open_bus
@@ -49,6 +52,17 @@ class NatsServer:
 
     def kill(self) -> None:
         self._end(hard=True)
+
+    def pause(self) -> None:
+        """It keeps its connections and answers nothing, until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+        # Its threads stop one by one: without this one of them may answer once more.
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        time.sleep(0.05)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def wipe(self) -> None:
         """Lose everything that was stored; only while it is stopped."""

@@ -57,6 +57,7 @@ class Bus:
         self._name = name
         self._client: Client | None = None
         self._connected = asyncio.Event()
+        self._lost = asyncio.Event()
         self._topics: list[_Topic] = []
         self._lost_callbacks: list[Callable[[], None]] = []
         self._told = False
@@ -71,12 +72,10 @@ class Bus:
         return self._client if self.is_connected else None
 
     async def wait_connected(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._connected.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await _happens(self._connected, seconds)
+
+    async def wait_lost(self, seconds: float) -> bool:
+        return await _happens(self._lost, seconds)
 
     async def wake(self, subject: str, body: bytes = b"") -> None:
         """Tell whoever listens now. Nothing happens while NATS is away."""
@@ -141,12 +140,14 @@ class Bus:
             for topic in self._topics:
                 await _subscribe(client, topic)
             self._connected.set()
+            self._lost.clear()
             self._told = False
             log.info("bus.connected", server=_server_of(client))
             await closed.wait()
             self._tell_away(client.last_error)
         finally:
             self._connected.clear()
+            self._lost.set()
             self._client = None
             for callback in self._lost_callbacks:
                 callback()
@@ -179,6 +180,14 @@ class Bus:
             log.warning(
                 "bus.away", servers=[_bare(url) for url in self._servers], error=repr(error)
             )
+
+
+async def _happens(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def _subscribe(client: Client, topic: _Topic) -> None:

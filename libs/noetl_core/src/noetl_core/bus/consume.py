@@ -52,9 +52,11 @@ _PULL = msgspec.json.encode(
         "idle_heartbeat": int(IDLE_SECONDS * _NANO),
     }
 )
-_STATUS_HEARTBEAT = "100"
-# The request ran its course: nothing there (404), time over (408), too big or too many (409).
-_STATUS_SPENT = frozenset({"404", "408"})
+# The request ran its course: nothing there, time over, or no room for the next message. Any other
+# status (the consumer was deleted, the server shuts down) means to start again.
+_SPENT = frozenset({"404", "408", "409 Message Size Exceeds MaxBytes"})
+# We count messages ourselves, and have asked again when the last one came.
+_IGNORED = frozenset({"100", "409 Batch Completed"})
 
 log = structlog.get_logger()
 
@@ -208,13 +210,13 @@ class _Pull:
 
     async def _receive(self, message: Msg) -> None:
         self._heard_at = _now()
-        status = (message.headers or {}).get("Status") if message.subject == self._inbox else None
+        status = _status_of(message) if message.subject == self._inbox else None
         if status is None:
             await self._deliver(message)
-        elif status in _STATUS_SPENT or _is_too_big(message):
+        elif status in _SPENT:
             await self._request()
-        elif status != _STATUS_HEARTBEAT:
-            log.debug("consumer.interrupted", shard_id=self._shard, status=status)
+        elif status not in _IGNORED:
+            log.info("consumer.interrupted", shard_id=self._shard, status=status)
             self._broken.set()
 
     async def _deliver(self, message: Msg) -> None:
@@ -263,8 +265,11 @@ def _consumer(shard: ShardId, *, start: int) -> ConsumerConfig:
     )
 
 
-def _is_too_big(message: Msg) -> bool:
-    return "MaxBytes" in (message.headers or {}).get("Description", "")
+def _status_of(message: Msg) -> str:
+    """`408`, or `409 Consumer Deleted`: 409 alone says little."""
+    headers = message.headers or {}
+    code = headers.get("Status", "")
+    return f"409 {headers.get('Description', '')}" if code == "409" else code
 
 
 def _now() -> float:

@@ -1,0 +1,245 @@
+"""bus/consume.py: everything that was stored arrives, whatever happens to NATS meanwhile."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+
+from noetl_core.bus import consume
+from noetl_core.bus.connection import Bus, open_bus
+from noetl_core.bus.consume import Delivery, DeliveryQueue, ShardConsumer, open_consumer
+from noetl_core.domain.ids import ShardId
+from noetl_core.wire.subjects import EVENT_STREAM, event_batch, event_consumer
+from support.nats import NatsServer
+
+SHARD, OTHER = ShardId(3), ShardId(4)
+SECONDS_MAX = 20
+
+
+@pytest.fixture
+async def consumer(bus: Bus) -> AsyncIterator[ShardConsumer]:
+    async with open_consumer(bus) as opened:
+        yield opened
+
+
+async def send(bus: Bus, count: int, *, shard: ShardId = SHARD, first: int = 0) -> None:
+    for number in range(first, first + count):
+        assert await bus.publish(event_batch(shard), str(number).encode())
+
+
+async def receive(consumer: ShardConsumer, count: int) -> list[Delivery]:
+    async with asyncio.timeout(SECONDS_MAX):
+        return [await consumer.queue.get() for _ in range(count)]
+
+
+async def receive_until(consumer: ShardConsumer, body: bytes) -> list[bytes]:
+    """Everything up to that body, each acknowledged."""
+    bodies: list[bytes] = []
+    async with asyncio.timeout(SECONDS_MAX):
+        while not bodies or bodies[-1] != body:
+            delivery = await consumer.queue.get()
+            await delivery.ack()
+            bodies.append(delivery.body)
+    return bodies
+
+
+def numbers(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.body) for delivery in deliveries]
+
+
+async def test_messages_of_a_shard_arrive_in_order_across_batches(
+    bus: Bus, consumer: ShardConsumer
+) -> None:
+    count = consume.PULL_BATCH * 2 + 10
+    await send(bus, count)
+
+    await consumer.add(SHARD)
+
+    deliveries = await receive(consumer, count)
+    assert numbers(deliveries) == list(range(count))
+    assert {delivery.shard for delivery in deliveries} == {SHARD}
+
+
+async def test_shards_that_were_not_added_do_not_arrive(bus: Bus, consumer: ShardConsumer) -> None:
+    await consumer.add(SHARD)
+    await send(bus, 1, shard=OTHER)
+    await send(bus, 1, first=7)
+
+    assert numbers(await receive(consumer, 1)) == [7]
+    assert consumer.queue.empty()
+
+
+async def test_a_removed_shard_arrives_no_more(bus: Bus, consumer: ShardConsumer) -> None:
+    await consumer.add(SHARD)
+    await consumer.add(OTHER)
+    await send(bus, 1)
+    await receive(consumer, 1)
+
+    await consumer.remove(SHARD)
+    await send(bus, 1)
+    await send(bus, 1, shard=OTHER, first=9)
+
+    assert numbers(await receive(consumer, 1)) == [9]
+    assert consumer.queue.empty()
+
+
+async def test_a_message_arrives_within_milliseconds_of_its_publication(
+    bus: Bus, consumer: ShardConsumer
+) -> None:
+    await consumer.add(SHARD)
+    await send(bus, 20)
+    await receive(consumer, 20)
+
+    delays = []
+    for _ in range(50):
+        began = time.perf_counter()
+        await send(bus, 1)
+        await receive(consumer, 1)
+        delays.append(time.perf_counter() - began)
+
+    assert sorted(delays)[len(delays) // 2] < 0.01
+
+
+async def test_the_next_owner_gets_at_once_what_the_last_did_not_acknowledge(
+    bus: Bus, nats_url: str
+) -> None:
+    await send(bus, 10)
+    async with open_bus(nats_url, name="last") as last, open_consumer(last) as dying:
+        await dying.add(SHARD)
+        deliveries = await receive(dying, 10)
+        await deliveries[3].ack()
+        await last.publish(event_batch(OTHER), b"")  # a round trip: the ack has arrived
+
+    began = time.monotonic()
+    async with open_consumer(bus) as successor:
+        await successor.add(SHARD)
+        taken = numbers(await receive(successor, 6))
+
+    assert taken == [4, 5, 6, 7, 8, 9]
+    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS / 2
+
+
+async def test_what_another_reader_of_our_consumer_took_is_not_lost(
+    bus: Bus, consumer: ShardConsumer, nats_url: str
+) -> None:
+    """A sleeper that still pulls: an acknowledgement of ours must not cover what it swallowed."""
+    await consumer.add(SHARD)
+    await send(bus, 1)
+    for delivery in await receive(consumer, 1):
+        await delivery.ack()
+    thief = await nats.connect(nats_url)
+    subscription = await thief.jetstream().pull_subscribe_bind(
+        durable=event_consumer(SHARD), stream=EVENT_STREAM
+    )
+    fetching = asyncio.create_task(subscription.fetch(1, timeout=5))
+    await asyncio.sleep(0.1)
+
+    for number in range(1, 20):
+        await send(bus, 1, first=number)
+    bodies = {int(body) for body in await receive_until(consumer, b"19")}
+
+    assert len(await fetching) == 1
+    await thief.close()
+    assert bodies == set(range(1, 20))
+
+
+async def test_a_stream_that_is_deleted_is_made_again_and_read_from(
+    bus: Bus, consumer: ShardConsumer, nats_url: str
+) -> None:
+    await consumer.add(SHARD)
+    await send(bus, 3)
+    await receive(consumer, 3)
+    client = await nats.connect(nats_url)
+    await client.jetstream().delete_stream(EVENT_STREAM)
+    await client.close()
+
+    await send(bus, 3, first=10)
+
+    assert numbers(await receive(consumer, 3)) == [10, 11, 12]
+
+
+async def test_a_consumer_that_is_deleted_is_made_again(
+    bus: Bus, consumer: ShardConsumer, nats_url: str
+) -> None:
+    await consumer.add(SHARD)
+    await send(bus, 3)
+    await receive_until(consumer, b"2")
+    client = await nats.connect(nats_url)
+    await client.jetstream().delete_consumer(EVENT_STREAM, event_consumer(SHARD))
+    await client.close()
+
+    await send(bus, 1, first=10)
+
+    assert b"10" in await receive_until(consumer, b"10")
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+async def test_consumption_goes_on_after_nats_restarts(own_nats: NatsServer, way: str) -> None:
+    async with open_bus(own_nats.url, name="test") as bus, open_consumer(bus) as consumer:
+        await consumer.add(SHARD)
+        await consumer.add(OTHER)
+        await send(bus, 5)
+        await receive_until(consumer, b"4")
+        getattr(own_nats, way)()
+        assert await bus.wait_lost(SECONDS_MAX)
+        own_nats.start()
+        assert await bus.wait_connected(SECONDS_MAX)
+
+        await send(bus, 5, first=10)
+
+        bodies = await receive_until(consumer, b"14")
+    assert [b for b in bodies if len(b) == 2] == [b"10", b"11", b"12", b"13", b"14"]
+
+
+async def test_consumption_goes_on_after_nats_lost_everything(own_nats: NatsServer) -> None:
+    async with open_bus(own_nats.url, name="test") as bus, open_consumer(bus) as consumer:
+        await consumer.add(SHARD)
+        await send(bus, 5)
+        await receive(consumer, 5)
+        own_nats.kill()
+        assert await bus.wait_lost(SECONDS_MAX)
+        own_nats.wipe()
+        own_nats.start()
+        assert await bus.wait_connected(SECONDS_MAX)
+
+        await send(bus, 2, first=10)
+
+        assert numbers(await receive(consumer, 2)) == [10, 11]
+
+
+async def test_a_shard_can_be_added_while_nats_is_away(own_nats: NatsServer) -> None:
+    own_nats.stop()
+    async with open_bus(own_nats.url, name="test") as bus, open_consumer(bus) as consumer:
+        await consumer.add(SHARD)
+        own_nats.start()
+        assert await bus.wait_connected(SECONDS_MAX)
+
+        await send(bus, 2)
+
+        assert numbers(await receive(consumer, 2)) == [0, 1]
+
+
+async def test_a_full_queue_stops_the_flow_and_loses_nothing(
+    bus: Bus, consumer: ShardConsumer
+) -> None:
+    consumer.queue = DeliveryQueue(size_max=10, bytes_max=10**6)
+    count = consume.PULL_BATCH + 50
+    await send(bus, count)
+
+    await consumer.add(SHARD)
+    await asyncio.sleep(0.3)
+
+    assert consumer.queue.qsize() == 10
+    assert numbers(await receive(consumer, count)) == list(range(count))
+
+
+async def test_a_queue_is_full_by_bytes_too(bus: Bus) -> None:
+    queue = DeliveryQueue(size_max=100, bytes_max=10)
+    queue.put_nowait(Delivery(SHARD, b"12345678901", bus, ""))
+
+    with pytest.raises(asyncio.QueueFull):
+        queue.put_nowait(Delivery(SHARD, b"1", bus, ""))
+    queue.get_nowait()
+    queue.put_nowait(Delivery(SHARD, b"1", bus, ""))
