@@ -1,0 +1,146 @@
+"""`noetl dev --processes` as a real process tree, with leases short enough to watch."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+
+NOETL = Path(sys.executable).with_name("noetl")
+READY_SECONDS_MAX = 60.0
+
+SHORT_LEASES = {
+    "NOETL_SHARD_LEASE_SECONDS": "1.5",
+    "NOETL_SHARD_HEARTBEAT_SECONDS": "0.4",
+    "NOETL_LEASE_SECONDS": "3",
+    "NOETL_HEARTBEAT_SECONDS": "0.5",
+    "NOETL_REAPER_INTERVAL_SECONDS": "0.5",
+    "NOETL_REAPER_GRACE_SECONDS": "0.2",
+}
+
+
+class Stack:
+    def __init__(self, data_dir: Path, process: subprocess.Popen[str], url: str) -> None:
+        self.data_dir = data_dir
+        self.process = process
+        self.url = url
+        self.client = httpx.AsyncClient(base_url=url, timeout=10.0)
+        self.info: dict[str, str] = self._ask("info")
+
+    def _ask(self, what: str) -> Any:
+        command = [NOETL, "dev", what, "--json", "--data-dir", self.data_dir]
+        return json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
+
+    def pid(self, name: str) -> int:
+        return next(int(part["pid"]) for part in self._ask("ps") if part["name"] == name)
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.pid(name)
+        os.kill(pid, how)
+        return pid
+
+    def log(self, name: str) -> str:
+        return (self.data_dir / "logs" / f"{name}.log").read_text()
+
+    async def register(self, content: str) -> str:
+        answer = await self._post("/api/catalog/register", {"content": content})
+        return str(answer["path"])
+
+    async def execute(self, path: str, payload: dict[str, Any] | None = None) -> int:
+        answer = await self._post("/api/execute", {"path": path, "payload": payload or {}})
+        return int(answer["execution_id"])
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = await self.client.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
+        return await asyncpg.connect(self.info["dsn"])
+
+    async def query(self, sql: str, *values: object, patience: float = 20.0) -> list[Any]:
+        """Asks again while Postgres is being restarted."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                conn = await self.connect()
+                try:
+                    return list(await conn.fetch(sql, *values))
+                finally:
+                    await conn.close()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def done(self, execution_id: int) -> int:
+        sql = (
+            "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.done'"
+        )
+        return int((await self.query(sql, execution_id))[0]["count"])
+
+    async def until_done(self, execution_id: int, count: int, *, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while await self.done(execution_id) < count:
+            assert time.monotonic() < deadline, f"fewer than {count} items in {seconds} s"
+            await asyncio.sleep(0.05)
+
+    async def until_ended(self, execution_id: int, *, seconds: float = 90.0) -> str:
+        """The terminal event, from the log: it is true even while the projection is away."""
+        sql = "SELECT event_type FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'"
+        deadline = time.monotonic() + seconds
+        while not (rows := await self.query(sql, execution_id)):
+            assert time.monotonic() < deadline, f"not ended in {seconds} s"
+            await asyncio.sleep(0.1)
+        return str(rows[0]["event_type"])
+
+    async def until_projected(
+        self, execution_id: int, status: str, *, seconds: float = 20.0
+    ) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                answer = await self.client.get(f"/api/executions/{execution_id}")
+                if answer.is_success and answer.json()["status"] == status:
+                    return
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < deadline, f"not {status} in {seconds} s"
+            await asyncio.sleep(0.1)
+
+
+@contextmanager
+def running_stack(data_dir: Path, *options: str, **environment: str) -> Iterator[Stack]:
+    command = [str(NOETL), "dev", "--data-dir", str(data_dir), "--port", "0", *options]
+    env = {**os.environ, **SHORT_LEASES, **environment}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        yield Stack(data_dir, process, _ready_url(process))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def _ready_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    seen = ""
+    while time.monotonic() < deadline and process.poll() is None:
+        seen += process.stdout.read() or ""
+        for line in seen.splitlines():
+            if line.startswith("ready: "):
+                return line.removeprefix("ready: ")
+        time.sleep(0.05)
+    raise AssertionError(f"the stack did not become ready: {seen}")
