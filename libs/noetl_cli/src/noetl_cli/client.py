@@ -19,8 +19,11 @@ from noetl_cli.failure import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from noetl_core.domain.parse import format_problem
 from noetl_core.wire import http
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 3.0
 """How long a gateway may be away before we give up on it."""
+
+LONG_PATIENCE_SECONDS = 60.0
+"""The same once an execution runs there: it goes on, whatever happens to the gateway."""
 
 _RETRY_SECONDS = 0.2
 _TIMEOUT_SECONDS = 30.0
@@ -30,21 +33,19 @@ A = TypeVar("A")
 
 
 @contextlib.asynccontextmanager
-async def open_gateway(
-    url: str, *, patience_seconds: float = PATIENCE_SECONDS
-) -> AsyncIterator["GatewayClient"]:
+async def open_gateway(url: str) -> AsyncIterator["GatewayClient"]:
     # Not from the environment: a proxy for the outside world does not know our loopback.
     async with httpx.AsyncClient(
         base_url=url, timeout=_TIMEOUT_SECONDS, trust_env=False
     ) as connection:
-        yield GatewayClient(connection, url, patience_seconds)
+        yield GatewayClient(connection, url)
 
 
 class GatewayClient:
-    def __init__(self, connection: httpx.AsyncClient, url: str, patience_seconds: float) -> None:
+    def __init__(self, connection: httpx.AsyncClient, url: str) -> None:
         self.url = url
+        self.patience_seconds = PATIENCE_SECONDS
         self._connection = connection
-        self._patience_seconds = patience_seconds
 
     async def register(self, content: str, *, file: str) -> http.Registered:
         body = http.RegisterRequest(content=content)
@@ -127,7 +128,7 @@ class GatewayClient:
 
     async def _send(self, method: str, path: str, content: bytes | None) -> httpx.Response:
         headers = {} if content is None else {"Content-Type": "application/json"}
-        deadline = asyncio.get_running_loop().time() + self._patience_seconds
+        deadline = asyncio.get_running_loop().time() + self.patience_seconds
         while True:
             try:
                 response = await self._connection.request(

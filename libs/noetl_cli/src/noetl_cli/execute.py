@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from noetl_cli.client import GatewayClient
+from noetl_cli.client import LONG_PATIENCE_SECONDS, GatewayClient
 from noetl_cli.failure import EXIT_USAGE, CommandFailed
 from noetl_cli.outcome import RunOutcome
 from noetl_cli.progress import Display, open_display
@@ -72,6 +72,7 @@ async def _watch(
     target: Target, accepted: http.ExecutionAccepted, seconds: float | None, console: Console
 ) -> RunOutcome:
     gateway, execution_id = target.gateway, accepted.execution_id
+    gateway.patience_seconds = LONG_PATIENCE_SECONDS
     _say(console, f"execution {execution_id} of {accepted.path} version {accepted.version}")
     is_timeout = False
     with open_display(console) as display:

@@ -22,7 +22,9 @@ async def list_executions(*, limit: int, as_json: bool) -> None:
     if as_json:
         print_json(views)
         return
-    table = Table("execution", "playbook", "status", "started", "seconds", box=None)
+    table = Table(box=None)
+    for heading in ("execution", "playbook", "status", "started", "seconds"):
+        table.add_column(heading, no_wrap=heading != "playbook")
     for view in views:
         table.add_row(
             view.execution_id,

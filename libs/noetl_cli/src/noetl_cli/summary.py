@@ -42,11 +42,17 @@ def step_table(steps: dict[str, StepView], progress: dict[str, StepProgress]) ->
     """A line a step: its name, status, how many items of a loop are done, and what came out."""
     table = Table.grid(padding=(0, 2))
     for name, step in steps.items():
-        shown = error_sentence(step.error) if step.error else shortened(step.result)
+        shown = _shown(step)
         counts = counts_of(progress[name]) if name in progress else ""
         status = Text(step.status, style=_STYLES.get(step.status, ""))
         table.add_row(Text(f"  {name}"), status, Text(counts), Text(shown, overflow="fold"))
     return table
+
+
+def _shown(step: StepView) -> str:
+    if step.error:
+        return error_sentence(step.error)
+    return "" if step.status == "RUNNING" else shortened(step.result)
 
 
 def shortened(value: Any) -> str:

@@ -15,7 +15,7 @@ from noetl_cli.bench.log_figures import Percentiles, percentiles
 from noetl_cli.bench.usage import Usage, cpu_seconds, usage
 from noetl_cli.bench.workloads import WORKLOADS, Run
 from noetl_cli.bench.write_path import WritePath, measure_write_path
-from noetl_cli.client import open_gateway
+from noetl_cli.client import LONG_PATIENCE_SECONDS, open_gateway
 from noetl_cli.failure import CommandFailed
 from noetl_cli.stack.data_dir import DataDir
 from noetl_cli.stack.ephemeral import ephemeral_stack
@@ -57,6 +57,7 @@ async def measure(name: str, *, n: int | None, data_dir: Path | None) -> Figures
     workload, n_default = WORKLOADS[name]
     count = n or n_default
     async with _system(data_dir) as system, open_gateway(system.url) as gateway:
+        gateway.patience_seconds = LONG_PATIENCE_SECONDS
         before = cpu_seconds(system.parts)
         run = await workload(gateway, count)
         used = usage(system.parts, before)

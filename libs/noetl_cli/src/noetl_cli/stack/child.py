@@ -10,6 +10,7 @@ from asyncio.subprocess import Process
 from pathlib import Path
 
 from noetl_cli.failure import CommandFailed
+from noetl_cli.stack.preload import GO
 from noetl_cli.stack.processes import ProcessRecord, dying_with_parent, record_of
 from noetl_cli.stack.program import Program
 
@@ -38,7 +39,7 @@ class Child:
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *program.command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if program.waits_for_go else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(program.environment),
@@ -52,6 +53,13 @@ class Child:
                 preexec_fn=dying_with_parent(program.discard_signal),
             )
         self.record = record_of(program.name, self._process.pid)
+
+    def go(self) -> None:
+        """Whatever it waited for is there."""
+        assert self._process is not None, self.name
+        if self._process.stdin is not None:
+            self._process.stdin.write(GO)
+            self._process.stdin.close()
 
     async def ready(self) -> None:
         """Wait until it serves; if it dies or hangs instead, say what its log says."""

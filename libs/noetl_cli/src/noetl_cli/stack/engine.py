@@ -2,13 +2,11 @@
 
 from importlib import import_module
 
-from noetl_cli.stack.services import ENGINE_SERVICES, module_of
+from noetl_cli.stack.services import ENGINE_SERVICES, main_of
 from noetl_core.process.service import run_services
+
+_PARTS = [import_module(main_of(name)).SERVICE for name in ENGINE_SERVICES]
 
 
 def main() -> None:
-    run_services([import_module(f"{module_of(name)}.main").SERVICE for name in ENGINE_SERVICES])
-
-
-if __name__ == "__main__":
-    main()
+    run_services(_PARTS)

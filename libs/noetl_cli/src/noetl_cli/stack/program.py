@@ -29,6 +29,8 @@ class Program:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     account: Account | None = None
+    waits_for_go: bool = False
+    """It loads while others are still starting, and runs when it gets the word (preload.py)."""
     prepare: Callable[[], Awaitable[None]] = _nothing
     """Runs before every start: clears away what the last process left when it was killed."""
     is_ready: Callable[[], Awaitable[bool]] = _at_once

@@ -27,19 +27,19 @@ def service_programs(
 ) -> list[Program]:
     """The first one is, or holds, the gateway."""
     if is_separate:
-        engine = [_module(name, module_of(name), environment) for name in ENGINE_SERVICES]
+        engine = [_service(name, main_of(name), environment) for name in ENGINE_SERVICES]
     else:
-        engine = [_module("engine", "noetl_cli.stack.engine", environment)]
+        engine = [_service("engine", "noetl_cli.stack.engine", environment)]
     numbers = range(1, workers + 1)
     return [
         replace(engine[0], is_ready=lambda: gateway_answers(gateway_port)),
         *engine[1:],
-        *(_module(f"worker-{n}", module_of("worker"), environment) for n in numbers),
+        *(_service(f"worker-{n}", main_of("worker"), environment) for n in numbers),
     ]
 
 
-def module_of(service: str) -> str:
-    return f"noetl_{service.replace('-', '_')}"
+def main_of(service: str) -> str:
+    return f"noetl_{service.replace('-', '_')}.main"
 
 
 async def gateway_answers(port: int) -> bool:
@@ -55,7 +55,7 @@ async def gateway_answers(port: int) -> bool:
     return b" 200 " in status_line
 
 
-def _module(name: str, module: str, environment: Mapping[str, str]) -> Program:
+def _service(name: str, module: str, environment: Mapping[str, str]) -> Program:
     # -P: a json.py in the folder where the user happens to be is not ours.
-    command = (sys.executable, "-P", "-m", module)
-    return Program(name=name, command=command, environment=environment)
+    command = (sys.executable, "-P", "-m", "noetl_cli.stack.preload", module)
+    return Program(name=name, command=command, environment=environment, waits_for_go=True)

@@ -1,6 +1,6 @@
 """The supervisor: starts the parts in order, starts again what dies, ends all of it in reverse.
 
-    nats, postgres -> migrations -> engine (or one process a service) -> workers
+    nats, postgres -> migrations -> engine (or one process a service), workers
 
 Every part is a child of this process and dies with it, even with a kill -9. What a dead supervisor
 left behind all the same is found by its records (pid and start time) and ended by the next one.
@@ -101,10 +101,12 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start everything; when this returns, the gateway answers."""
-        await self._start_foundation()
-        await apply_migrations(self.state.dsn)
         for program in self._service_programs():
             await self._launch(program, self._services)
+        await self._start_foundation()
+        await apply_migrations(self.state.dsn)
+        for child in self._services:
+            child.go()
         # The first of them is, or holds, the gateway.
         await self._services[0].ready()
         self._keep_all(self._services)
@@ -177,6 +179,7 @@ class Supervisor:
             if child in self._services:
                 await self._database_answers()
             await child.start()
+            child.go()
             self._write_state()
 
     async def _database_answers(self) -> None:
