@@ -88,9 +88,8 @@ def _locate(report: Report, places: Places, tree: Node, finding: Finding) -> Non
 def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     """None where there is too little to look at as a whole."""
     fields = Fields(report, tree, what="a playbook", known=_PLAYBOOK_KEYS, later=("workbook",))
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, Mapping) or not _is_current(fields):
         return None
-    _check_version(fields)
     metadata = _metadata(fields)
     executor = _executor(fields, places)
     keychain = tuple(_keychain(fields))
@@ -103,14 +102,17 @@ def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     )
 
 
-def _check_version(fields: Fields) -> None:
+def _is_current(fields: Fields) -> bool:
+    """Whether the rest can be read: of another dialect every key would be wrong."""
     version = fields.required_text("apiVersion")
-    if version == CLASSIC_API_VERSION:
-        fields.wrong("apiVersion", API_VERSIONS[0], hint=f"the classic dialect {NOT_YET}")
-    elif version and version not in API_VERSIONS:
-        fields.wrong("apiVersion", " or ".join(API_VERSIONS))
     if fields.required_text("kind") not in {"Playbook", ""}:
         fields.wrong("kind", "Playbook")
+    if version == CLASSIC_API_VERSION:
+        fields.wrong("apiVersion", API_VERSIONS[0], hint=f"the classic dialect {NOT_YET}")
+        return False
+    if version and version not in API_VERSIONS:
+        fields.wrong("apiVersion", " or ".join(API_VERSIONS))
+    return True
 
 
 def _metadata(fields: Fields) -> Metadata:

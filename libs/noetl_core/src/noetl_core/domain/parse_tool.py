@@ -130,11 +130,17 @@ def read_set(fields: Fields, name: str, *, roots: tuple[str, ...]) -> dict[str, 
         if root in roots and rest and all(rest):
             continue
         assert isinstance(node, Mapping), node
-        hint = "set it in a task" if root == "iter" else f"write `ctx.{key}`"
-        allowed = " or ".join(f"`{each}.`" for each in roots)
-        message = f"`{key}` cannot be set: a key begins with {allowed}"
-        fields.report.add(node.keys[key], message, key=key, hint=hint)
+        allowed = " or ".join(f"`{each}.NAME`" for each in roots)
+        message = f"`{key}` cannot be set: write {allowed}"
+        fields.report.add(node.keys[key], message, key=key, hint=_set_hint(key, roots))
     return values
+
+
+def _set_hint(key: str, roots: tuple[str, ...]) -> str:
+    root = key.split(".", maxsplit=1)[0]
+    if root == "iter" and root not in roots:
+        return "what is private to an iteration is set in a task"
+    return "" if root in roots or not key else f"did you mean `ctx.{key}`?"
 
 
 def read_rules(policy: Fields) -> list[Rule]:

@@ -89,7 +89,7 @@ class Fields:
         self.report.add(node, message, key=name, hint=hint)
 
     def missing(self, name: str) -> None:
-        if isinstance(self.node, Mapping):
+        if isinstance(self.node, Mapping) or _is_empty(self.node):
             self.report.add(self.node, f"{self.what} needs `{name}`", key=name)
 
     def text(self, name: str, default: str = "") -> str:
@@ -195,7 +195,7 @@ def duration(value: object) -> float | None:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The nearest valid key, or all of them."""
-    names = sorted(known)
+    names = sorted(set(known))
     near = nearest(name, names)
     if near is not None:
         return f"did you mean `{near}`?"

@@ -229,7 +229,7 @@ def _read(text: str) -> tuple[Node, list[Problem]]:
     builder = _Builder()
     for event in _events(text):
         builder.take(event)
-    if builder.root is None:
+    if builder.root is None or (isinstance(builder.root, Scalar) and builder.root.value is None):
         raise _RefusedError("the document is empty", line=1, column=1)
     return builder.root, builder.problems
 
