@@ -140,7 +140,7 @@ def _call(
             result = Envelope(status="error")
             yield event(CallFailed(**shared, worker_id=worker, result=result, error=broken))
         else:
-            ctx = {"cursor": chance.randrange(100)}
+            ctx = {"cursor": chance.randrange(100), f"seen.{step}_{index}": attempt}
             yield event(CallDone(**shared, worker_id=worker, result=_result(2), ctx=ctx))
         return
 
