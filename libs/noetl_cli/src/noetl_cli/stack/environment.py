@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from noetl_cli.stack.data_dir import DataDir
 
 SHARD_LEASE_SECONDS = 5.0
-"""Short: on one machine, what was killed is soon started again, and should not wait long."""
+COMMAND_LEASE_SECONDS = 10.0
+"""Short: on one machine, what was killed is started again at once, and nobody should wait long."""
 
-_HEARTBEATS_PER_LEASE = 4
+_HEARTBEATS_PER_LEASE = 5
 
 
 def service_environment(
@@ -18,15 +19,19 @@ def service_environment(
     defaults = {
         "NOETL_ENCRYPTION_KEY": data_dir.encryption_key(),
         "NOETL_STORE_DIR": str(data_dir.store),
-        "NOETL_SHARD_LEASE_SECONDS": str(SHARD_LEASE_SECONDS),
-        "NOETL_SHARD_HEARTBEAT_SECONDS": str(_heartbeat_seconds(user)),
+        **_lease(user, "NOETL_SHARD_", SHARD_LEASE_SECONDS),
+        **_lease(user, "NOETL_", COMMAND_LEASE_SECONDS),
     }
     return defaults | dict(user) | dict(places)
 
 
-def _heartbeat_seconds(user: Mapping[str, str]) -> float:
-    """Fits a lease that the user has shortened without a word about heartbeats."""
-    lease_seconds = SHARD_LEASE_SECONDS
+def _lease(user: Mapping[str, str], prefix: str, lease_seconds: float) -> dict[str, str]:
+    """A lease and its heartbeat; where the user has set one of the two, the other fits it."""
+    lease, heartbeat = f"{prefix}LEASE_SECONDS", f"{prefix}HEARTBEAT_SECONDS"
+    heartbeat_seconds = lease_seconds / _HEARTBEATS_PER_LEASE
+    # A value that is no number is passed on as it is: the service says what is wrong with it.
     with contextlib.suppress(KeyError, ValueError):
-        lease_seconds = float(user["NOETL_SHARD_LEASE_SECONDS"])
-    return lease_seconds / _HEARTBEATS_PER_LEASE
+        heartbeat_seconds = float(user[lease]) / _HEARTBEATS_PER_LEASE
+    with contextlib.suppress(KeyError, ValueError):
+        lease_seconds = max(lease_seconds, float(user[heartbeat]) * _HEARTBEATS_PER_LEASE)
+    return {lease: str(lease_seconds), heartbeat: str(heartbeat_seconds)}
