@@ -110,6 +110,19 @@ async def heartbeat(
     return {(row[0], row[1]) for row in rows}
 
 
+_GIVE_UP = """
+UPDATE noetl.command c
+SET lease_until = now()
+FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+WHERE c.execution_id = held.execution_id AND c.command_id = held.command_id AND c.worker_id = $1
+"""
+
+
+async def give_up(conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[CommandKey]) -> None:
+    """Let these leases run out now, so that the next attempts do not wait for it."""
+    await conn.execute(_GIVE_UP, worker_id, [key[0] for key in keys], [key[1] for key in keys])
+
+
 _NEXT_AVAILABLE = """
 SELECT extract(epoch FROM min(available_at) - now())::double precision
 FROM noetl.command

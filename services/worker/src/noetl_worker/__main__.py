@@ -1,0 +1,3 @@
+from noetl_worker.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Warm child processes that run users' code away from the worker."""

@@ -1,0 +1,149 @@
+"""Renews our leases and confirms our results, from a thread of its own.
+
+A worker whose loop is busy, or whose tool blocks it, must not lose its leases: so the heartbeat has
+its own thread, its own loop and its own connection. One statement per interval covers everything
+that runs and everything that is finished and not confirmed.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+import uvloop
+
+from noetl_core.domain.ids import WorkerId
+from noetl_core.process.resilience import backoff_seconds
+from noetl_core.store import command
+from noetl_core.store.command import CommandKey
+from noetl_core.store.postgres import Pool, is_postgres_away, open_pool
+
+JOIN_SECONDS_MAX = 5.0
+EARLY_SECONDS_MIN = 0.25
+"""A heartbeat that is asked for comes no sooner: the brokers need a moment to record results."""
+
+log = structlog.get_logger()
+
+Judge = Callable[[list[CommandKey], set[CommandKey], float], None]
+
+
+class Heartbeat:
+    """`keys` is read on the heartbeat's thread; `judge` is called on the worker's loop."""
+
+    def __init__(
+        self,
+        dsn: str,
+        worker_id: WorkerId,
+        *,
+        keys: Callable[[], list[CommandKey]],
+        judge: Judge,
+        heartbeat_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        self._dsn = dsn
+        self._worker_id = worker_id
+        self._keys = keys
+        self._judge = judge
+        self._heartbeat_seconds = heartbeat_seconds
+        self._lease_seconds = lease_seconds
+        self._worker_loop = asyncio.get_running_loop()
+        self._died: asyncio.Future[None] = self._worker_loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._is_asked = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Ask for a heartbeat before its time; many requests at once are one."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._worker_loop.call_later(EARLY_SECONDS_MIN, self._poke)
+
+    async def wait_for_death(self) -> None:
+        """Raises what ended the thread; lasts forever as long as all is well."""
+        await asyncio.shield(self._died)
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        self._poke()
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS_MAX)
+
+    def _poke(self) -> None:
+        if self._own_loop is not None and not self._own_loop.is_closed():
+            self._own_loop.call_soon_threadsafe(self._wake.set)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._beat_on())
+
+    async def _beat_on(self) -> None:
+        self._own_loop = asyncio.get_running_loop()
+        failures = 0
+        while not self._is_stopping:
+            try:
+                await self._beat_while_connected()
+            except Exception as error:  # noqa: BLE001 - it ends the process, on its own loop
+                if not is_postgres_away(error):
+                    # Without heartbeats this worker is of no use: it must die, and visibly.
+                    self._worker_loop.call_soon_threadsafe(self._died.set_exception, error)
+                    return
+                failures += 1
+                log.warning("heartbeat.delayed", failures=failures, error=str(error))
+                await self._wait(backoff_seconds(failures))
+
+    async def _beat_while_connected(self) -> None:
+        async with open_pool(
+            self._dsn, role="noetl_worker", size_max=1, synchronous_commit="off"
+        ) as pool:
+            while not self._is_stopping:
+                await self._beat(pool)
+                await self._wait(self._heartbeat_seconds)
+
+    async def _beat(self, pool: Pool) -> None:
+        self._is_asked = False
+        asked_at = time.monotonic()
+        keys = self._keys()
+        if keys:
+            still_there = await command.heartbeat(
+                pool, self._worker_id, keys, lease_seconds=self._lease_seconds
+            )
+            self._worker_loop.call_soon_threadsafe(self._judge, keys, still_there, asked_at)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+
+@asynccontextmanager
+async def beating(
+    dsn: str,
+    worker_id: WorkerId,
+    *,
+    keys: Callable[[], list[CommandKey]],
+    judge: Judge,
+    heartbeat_seconds: float,
+    lease_seconds: float,
+) -> AsyncIterator[Heartbeat]:
+    heartbeat = Heartbeat(
+        dsn,
+        worker_id,
+        keys=keys,
+        judge=judge,
+        heartbeat_seconds=heartbeat_seconds,
+        lease_seconds=lease_seconds,
+    )
+    heartbeat.start()
+    try:
+        yield heartbeat
+    finally:
+        await heartbeat.stop()

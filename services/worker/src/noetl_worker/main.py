@@ -1,0 +1,137 @@
+"""Reads noetl.command, noetl.catalog, results and credentials. Leases rows of noetl.command.
+
+Publishes what happened on noetl.events, or writes it to noetl.inbox when NATS is away. Decides
+nothing.
+"""
+
+import re
+from contextlib import AbstractAsyncContextManager
+
+from noetl_core.blob import ResultStore
+from noetl_core.bus.connection import open_bus
+from noetl_core.domain.ids import WorkerId
+from noetl_core.process.membership import join_runtime
+from noetl_core.process.secrets import load_keyring
+from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store.postgres import Pool, open_pool
+from noetl_worker.children.pool import ChildPool
+from noetl_worker.config import WorkerConfig, check_config
+from noetl_worker.credentials import Credentials
+from noetl_worker.emit import Outbox
+from noetl_worker.heartbeat import beating
+from noetl_worker.held import Held
+from noetl_worker.lease import Leaser
+from noetl_worker.metrics import watch
+from noetl_worker.perform import Performer
+from noetl_worker.plan import Plans
+from noetl_worker.tools.http import HttpTool
+from noetl_worker.tools.noop import NoopTool
+from noetl_worker.tools.postgres import PostgresTool
+from noetl_worker.tools.python import PythonTool
+from noetl_worker.tools.registry import Registry, closing, with_plugins
+from noetl_worker.tools.tool import Tool
+from noetl_worker.work import Work
+
+POOL_SIZE_MAX = 4
+
+
+async def start(service: Service[WorkerConfig]) -> None:
+    config = service.config
+    check_config(config)
+    pool = await service.open(_open_pool(config))
+    bus = await service.open(open_bus(config.nats_url, name=config.instance))
+    member = await service.open(
+        join_runtime(
+            service,
+            pool,
+            kind="worker",
+            capacity=config.worker_slots,
+            labels={"pool": config.worker_pool},
+        )
+    )
+    worker_id = worker_id_of(member.name)
+    children = ChildPool(
+        size=config.python_processes,
+        memory_mb=config.python_memory_mb,
+        cpu_seconds=config.python_cpu_seconds,
+    )
+    tools = await service.open(closing(with_plugins(_built_in(children))))
+    held = Held()
+    work = Work(
+        held,
+        Outbox(bus, pool, held, worker_id),
+        _performer(config, pool, worker_id, tools),
+        slots=config.worker_slots,
+        is_crowded=lambda: children.waiting >= config.python_processes,
+    )
+    heartbeat = await service.open(
+        beating(
+            config.postgres_dsn,
+            worker_id,
+            keys=held.keys,
+            judge=work.judge,
+            heartbeat_seconds=config.heartbeat_seconds,
+            lease_seconds=config.lease_seconds,
+        )
+    )
+    leaser = Leaser(
+        pool,
+        bus,
+        worker_id=worker_id,
+        pool_name=config.worker_pool,
+        lease_seconds=config.lease_seconds,
+        poll_seconds=config.poll_seconds,
+        poll_away_seconds=config.poll_away_seconds,
+        free_slots=work.free_slots,
+        begin=work.begin,
+    )
+    work.on_slot_freed = leaser.slot_freed
+    work.on_confirmation_wanted = heartbeat.beat_now
+    watch(running=lambda: held.running, unconfirmed=lambda: held.unconfirmed)
+    service.background(heartbeat.wait_for_death, name="heartbeat")
+    service.on_stop(lambda: work.drain(pool, worker_id, seconds=config.drain_seconds))
+    await leaser.listen()
+    service.every(config.poll_seconds, leaser.turn, wake=leaser.wake, name="lease")
+
+
+def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:
+    # Losing a lease when Postgres crashes re-runs something that was not reported yet. The rows of
+    # the queue come and go, so its plans must not depend on how many there were a while ago.
+    return open_pool(
+        config.postgres_dsn,
+        role="noetl_worker",
+        size_max=POOL_SIZE_MAX,
+        synchronous_commit="off",
+        enable_seqscan="off",
+        enable_bitmapscan="off",
+    )
+
+
+def _built_in(children: ChildPool) -> list[Tool]:
+    return [NoopTool(), PythonTool(children), HttpTool(), PostgresTool()]
+
+
+def _performer(config: WorkerConfig, pool: Pool, worker_id: WorkerId, tools: Registry) -> Performer:
+    keyring = load_keyring(config.encryption_key) if config.encryption_key else None
+    return Performer(
+        pool,
+        worker_id=worker_id,
+        plans=Plans(pool),
+        results=ResultStore(
+            store_dir=config.store_dir, cache_bytes=config.result_cache_mb * 1024 * 1024
+        ),
+        tools=tools,
+        credentials=Credentials(pool, keyring),
+    )
+
+
+def worker_id_of(instance: str) -> WorkerId:
+    """The name as one token of a NATS subject."""
+    return WorkerId(re.sub(r"[^\w-]", "-", instance))
+
+
+SERVICE = Part("worker", WorkerConfig, start)
+
+
+def main() -> None:
+    run_service(*SERVICE)

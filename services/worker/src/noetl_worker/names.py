@@ -1,0 +1,214 @@
+"""The names of one command: what its templates can read, and what its tasks have set so far.
+
+Results of other steps and credentials are loaded when a template first reads them: rendering
+stops, says what it needs, and is done again with that at hand. Rendering has no effects, so doing
+it twice is doing it once.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from noetl_core.domain.brief import Brief
+from noetl_core.domain.ctx import as_recorded, compose, merge_ctx
+from noetl_core.domain.envelope import Envelope, Reference
+from noetl_core.domain.errors import NoetlError, ReferenceNeeded, ToolError
+from noetl_core.domain.ids import CommandId, ExecutionId, LoopId, RefId
+from noetl_core.domain.result_view import error_view, plain, view_of
+from noetl_core.domain.scope import EMPTY, Scope, StepViews, iterator_names, workload_of
+from noetl_core.domain.template import is_true, render
+from noetl_worker.plan import Rendering, StepPlan
+from noetl_worker.tools.tool import Credential
+
+_OK = Envelope(status="ok")
+_FAILED = Envelope(status="error")
+
+Load = Callable[[Reference], Awaitable[Any]]
+Open = Callable[[str], Awaitable[Credential]]
+
+
+class CredentialNeeded(NoetlError):  # noqa: N818 - a request, not a failure
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Names:
+    def __init__(
+        self,
+        plan: StepPlan,
+        brief: Brief,
+        element: Any,
+        *,
+        execution_id: ExecutionId,
+        idempotency_key: str,
+        load: Load,
+        open_credential: Open,
+    ) -> None:
+        self._plan = plan
+        self._brief = brief
+        self._load = load
+        self._open = open_credential
+        self._documents: dict[RefId, Any] = {}
+        self._keychain = Keychain()
+        self._ctx = brief.ctx
+        self._local: dict[str, Any] = {}
+        self._results: dict[str, Any] = {}
+        self._roots: dict[str, Any] = {
+            "execution_id": str(execution_id),
+            "idempotency_key": idempotency_key,
+            "results": self._results,
+            "_prev": None,
+            "now": _now,
+            "uuid": _uuid,
+        }
+        self.iterator = _iterator(plan, brief, element)
+        self.ctx_patch: dict[str, Any] = {}
+        """What was set in ctx, by dotted path below it."""
+
+    @property
+    def secrets(self) -> set[str]:
+        """What must not show up in anything that leaves this process."""
+        return self._keychain.secrets
+
+    async def credential(self, name: str) -> Credential:
+        opened = await self._open(name)
+        self._keychain.add(opened)
+        return opened
+
+    async def rendered(
+        self, piece: Rendering, given: Mapping[str, Any] = EMPTY, *, with_keychain: bool = False
+    ) -> dict[str, Any]:
+        """The piece as plain data; itself when there is no template in it."""
+        if not piece.is_templated:
+            return piece.value
+        scope = self._scope(given, with_keychain=with_keychain)
+        step = self._plan.step.step
+        value: dict[str, Any] = await self._with_all_it_needs(
+            lambda: plain(render(piece.value, scope, step=step, field=piece.field))
+        )
+        return value
+
+    async def holds(self, guard: str, given: Mapping[str, Any], field: str) -> bool:
+        scope = self._scope(given)
+        step = self._plan.step.step
+        answer: bool = await self._with_all_it_needs(
+            lambda: is_true(guard, scope, step=step, field=field)
+        )
+        return answer
+
+    def begin(self, label: str, attempt: int) -> None:
+        self._roots["_task"] = label
+        self._roots["_attempt"] = attempt
+
+    def look_at(self, document: Any, error: ToolError | None) -> None:
+        """From here on `output` is this result."""
+        output = view_of(_OK if error is None else _FAILED, document, error=error)
+        self._roots["output"] = self._roots["outcome"] = output
+        self._roots["error"] = error_view(error)
+
+    def finish(self, label: str, data: Any) -> None:
+        view = view_of(_OK, data)
+        self._local[label] = self._results[label] = self._roots["_prev"] = view
+
+    def apply(self, values: Mapping[str, Any]) -> None:
+        """`{ctx.a: 1, iter.b: 2}`: ctx goes to the execution, iter stays with this command."""
+        for key, value in values.items():
+            root, _, path = key.partition(".")
+            if root == "iter":
+                merge_ctx(self.iterator, {path: value})
+            else:
+                # What we go on with is what the log will hold, to the last character.
+                patch = {path: as_recorded(value)}
+                merge_ctx(self._ctx, patch)
+                self.ctx_patch = compose(self.ctx_patch, patch)
+
+    def _scope(self, given: Mapping[str, Any], *, with_keychain: bool = False) -> Scope:
+        brief, roots = self._brief, self._roots
+        return Scope(
+            workload=workload_of(self._plan.playbook.workload, brief.payload, self._document),
+            ctx=self._ctx,
+            steps=StepViews(brief.steps, self._document) if brief.steps else EMPTY,
+            local=self._local,
+            iterator=self.iterator,
+            input=given,
+            roots={**roots, "keychain": self._keychain} if with_keychain else roots,
+        )
+
+    def _document(self, envelope: Envelope) -> Any:
+        reference = envelope.reference
+        if reference is None:
+            return None
+        if reference.ref_id in self._documents:
+            return self._documents[reference.ref_id]
+        if reference.type == "eventlog":
+            raise ReferenceNeeded(loop_id=LoopId(reference.ref_id))
+        raise ReferenceNeeded(ref_id=reference.ref_id)
+
+    async def _with_all_it_needs(self, attempt: Callable[[], Any]) -> Any:
+        # Every round loads something that was missing, and there is only so much to load.
+        while True:
+            try:
+                return attempt()
+            except ReferenceNeeded as needed:
+                await self._load_reference(needed)
+            except CredentialNeeded as needed:
+                await self.credential(needed.name)
+
+    async def _load_reference(self, needed: ReferenceNeeded) -> None:
+        ref_id = needed.ref_id if needed.ref_id is not None else RefId(needed.loop_id or 0)
+        kind = "db" if needed.loop_id is None else "eventlog"
+        reference = Reference(ref_id=ref_id, type=kind)  # type: ignore[arg-type]
+        self._documents[ref_id] = await self._load(reference)
+
+
+class Keychain(Mapping[str, Any]):
+    """`keychain.<name>.<field>`. A credential is opened when a template names it."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Mapping[str, Any]] = {}
+        self.secrets: set[str] = set()
+
+    def add(self, credential: Credential) -> None:
+        self._opened[credential.name] = credential.data
+        self.secrets.update(_texts(credential.data))
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._opened:
+            raise CredentialNeeded(name)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._opened)
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+
+
+def _iterator(plan: StepPlan, brief: Brief, element: Any) -> dict[str, Any]:
+    if brief.element is None or plan.step.loop is None:
+        return {}
+    where = brief.element
+    return iterator_names(plan.step.loop.iterator, element, index=where.index, total=where.total)
+
+
+def idempotency_key(execution_id: ExecutionId, command_id: CommandId) -> str:
+    """The same for every attempt: a target that honours it does the work once."""
+    return f"{execution_id}:{command_id.rpartition('#')[0]}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _uuid() -> str:
+    return str(uuid.uuid4())

@@ -1,0 +1,103 @@
+"""How a step is run, worked out once per playbook version: what is a template and what is not."""
+
+import asyncio
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from noetl_core.domain.analysis import pushed_paths, task_field, templates_in
+from noetl_core.domain.errors import NotFoundError
+from noetl_core.domain.ids import CatalogId, StepName
+from noetl_core.domain.parse import parse_playbook
+from noetl_core.domain.playbook import Playbook, Step, Task
+from noetl_core.domain.tools import is_raw
+from noetl_core.store import catalog
+from noetl_core.store.postgres import Pool
+
+PLAYBOOKS_MAX = 256
+
+
+class Rendering(NamedTuple):
+    """A piece of a playbook, and whether there is anything to render in it."""
+
+    value: dict[str, Any]
+    is_templated: bool
+    field: str
+
+
+class TaskPlan(NamedTuple):
+    task: Task
+    field: str
+    raw: dict[str, Any]
+    """What the tool gets as it stands, such as code."""
+    config: Rendering
+    input: Rendering
+    set: Rendering
+
+
+class StepPlan(NamedTuple):
+    playbook: Playbook
+    step: Step
+    input: Rendering
+    tasks: tuple[TaskPlan, ...]
+    pushed: tuple[str, ...]
+    """Paths of the result that the broker routes on, the shortest first."""
+
+
+class Plans:
+    """Plans by playbook version and step. A version never changes, so neither does its plan."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._playbooks: OrderedDict[CatalogId, dict[StepName, StepPlan]] = OrderedDict()
+        self._loading = asyncio.Lock()
+
+    async def find(self, catalog_id: CatalogId, step: StepName) -> StepPlan:
+        """Raises NotFoundError."""
+        steps = self._playbooks.get(catalog_id)
+        if steps is None:
+            # One at a time: the first commands of a playbook arrive together.
+            async with self._loading:
+                steps = self._playbooks.get(catalog_id) or await self._load(catalog_id)
+        self._playbooks.move_to_end(catalog_id)
+        if step not in steps:
+            raise NotFoundError(f"playbook {catalog_id} has no step {step!r}")
+        return steps[step]
+
+    async def _load(self, catalog_id: CatalogId) -> dict[StepName, StepPlan]:
+        content = await catalog.content_of(self._pool, catalog_id)
+        if content is None:
+            raise NotFoundError(f"playbook {catalog_id} is not in the catalog")
+        playbook = parse_playbook(content, file=f"catalog {catalog_id}")
+        steps = {name: plan_of(playbook, step) for name, step in playbook.steps.items()}
+        self._playbooks[catalog_id] = steps
+        if len(self._playbooks) > PLAYBOOKS_MAX:
+            self._playbooks.popitem(last=False)
+        return steps
+
+
+def plan_of(playbook: Playbook, step: Step) -> StepPlan:
+    return StepPlan(
+        playbook=playbook,
+        step=step,
+        input=_rendering(step.input, "input"),
+        tasks=tuple(_plan_of_task(step, task) for task in step.tool),
+        pushed=tuple(sorted(pushed_paths(playbook, step.step), key=len)),
+    )
+
+
+def _plan_of_task(step: Step, task: Task) -> TaskPlan:
+    field = task_field(step, task)
+    raw = {name: value for name, value in task.config.items() if is_raw(task.kind, name)}
+    config = {name: value for name, value in task.config.items() if name not in raw}
+    return TaskPlan(
+        task=task,
+        field=field,
+        raw=raw,
+        config=_rendering(config, field),
+        input=_rendering(task.input, f"{field}.input"),
+        set=_rendering(task.set, f"{field}.set"),
+    )
+
+
+def _rendering(value: dict[str, Any], field: str) -> Rendering:
+    return Rendering(value, any(templates_in(value)), field)

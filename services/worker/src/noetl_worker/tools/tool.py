@@ -1,0 +1,78 @@
+"""What a tool is: one class with `kind` and `run`. Rendered data in, data or an error out.
+
+A tool never raises for what may happen: it returns the error, with a kind that rules and guards can
+look at. It is cancelled at its timeout and when its execution is cancelled, and then stops what it
+has started.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from noetl_core.domain.errors import ToolError
+from noetl_core.domain.ids import CommandId, ExecutionId
+
+
+class Credential(NamedTuple):
+    """An opened credential. It lives in this process only: not in results, events or logs."""
+
+    name: str
+    type: str
+    data: Mapping[str, Any]
+
+
+class ToolCall(NamedTuple):
+    """One call of a tool: everything is rendered, nothing in it may be changed."""
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    step: str
+    label: str
+    config: Mapping[str, Any]
+    input: Mapping[str, Any]
+    names: Mapping[str, Any]
+    """What code may use by bare name: the input, the element of the loop."""
+    idempotency_key: str
+    """The same for every attempt at this piece of work."""
+    attempt: int
+    timeout_s: float | None
+    credential: Callable[[str], Awaitable[Credential]]
+    """Opens a credential by name; raises ToolFailedError."""
+
+
+class ToolResult(NamedTuple):
+    data: Any = None
+    error: ToolError | None = None
+    meta: Mapping[str, Any] = {}
+    """What is worth keeping beside the data, such as captured output."""
+
+
+class Tool(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    async def run(self, call: ToolCall) -> ToolResult: ...
+
+    async def close(self) -> None: ...
+
+
+class ToolFailedError(Exception):
+    """Carries a tool's error out of its depths; `run` or the pipeline turns it into a result."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def failure(
+    kind: str, message: str, *, code: str = "", retryable: bool = False, **details: Any
+) -> ToolResult:
+    return ToolResult(
+        error=ToolError(kind=kind, message=message, code=code, retryable=retryable, details=details)
+    )
+
+
+def wrong_field(field: str, problem: str) -> ToolFailedError:
+    """The playbook gives the tool something it cannot take."""
+    return ToolFailedError(
+        ToolError(kind="client_error", code="WRONG_FIELD", message=f"`{field}` {problem}")
+    )

@@ -1,0 +1,100 @@
+"""The commands of this worker: begun when leased, reported when done, stopped when gone."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from noetl_core.domain.ids import WorkerId
+from noetl_core.store import command
+from noetl_core.store.command import CommandKey, Leased
+from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import Failed
+from noetl_worker.emit import Outbox
+from noetl_worker.held import Held
+from noetl_worker.metrics import REPUBLISHED, STOPPED
+from noetl_worker.perform import Performer
+
+log = structlog.get_logger()
+
+
+class Work:
+    def __init__(
+        self,
+        held: Held,
+        outbox: Outbox,
+        performer: Performer,
+        *,
+        slots: int,
+        is_crowded: Callable[[], bool],
+    ) -> None:
+        self._held = held
+        self._outbox = outbox
+        self._performer = performer
+        self._slots = slots
+        self._is_crowded = is_crowded
+        self.on_slot_freed: Callable[[], None] = _nothing
+        self.on_confirmation_wanted: Callable[[], None] = _nothing
+
+    def free_slots(self) -> int:
+        if self._held.is_full or self._is_crowded():
+            return 0
+        return self._slots - self._held.running
+
+    def begin(self, leased: Leased) -> None:
+        task = asyncio.create_task(self._run(leased), name=leased.command_id)
+        self._held.add(leased, task)
+        self._outbox.claim(leased)
+
+    async def _run(self, leased: Leased) -> None:
+        try:
+            message = await self._performer.perform(leased)
+        except asyncio.CancelledError:
+            self._held.drop(leased.key)
+            raise
+        finally:
+            self.on_slot_freed()
+        self._outbox.finish(leased, message)
+        if isinstance(message, Failed):
+            log.info(
+                "command.failed",
+                execution_id=leased.execution_id,
+                command_id=leased.command_id,
+                kind=message.error.kind,
+            )
+        if self._held.wants_confirmation:
+            self.on_confirmation_wanted()
+
+    def judge(self, asked: list[CommandKey], still_there: set[CommandKey], asked_at: float) -> None:
+        """What a heartbeat found: stop what is no longer ours, repeat what was not recorded."""
+        verdict = self._held.judge(asked, still_there, asked_at)
+        for stopped in verdict.stopped:
+            log.info("command.stopped", command_id=stopped.leased.command_id)
+            stopped.task.cancel()
+        if verdict.stopped:
+            STOPPED.add(len(verdict.stopped))
+        if verdict.overdue:
+            log.info("results.repeated", count=len(verdict.overdue))
+            REPUBLISHED.add(len(verdict.overdue))
+            self._outbox.repeat(verdict.overdue)
+        if verdict.confirmed:
+            # Where unconfirmed results kept us from taking work, there is room again.
+            self.on_slot_freed()
+
+    async def drain(self, pool: Pool, worker_id: WorkerId, *, seconds: float) -> None:
+        """Let what runs come to its end, send everything, and give up what is left."""
+        tasks = [running.task for running in self._held.running_commands()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        left = self._held.running_commands()
+        for running in left:
+            running.task.cancel()
+        await self._outbox.flush()
+        if left:
+            # The next attempt starts when the reaper sees this, not when the lease runs out.
+            await command.give_up(pool, worker_id, [running.leased.key for running in left])
+            log.info("commands.given_up", count=len(left))
+
+
+def _nothing() -> None:
+    pass
