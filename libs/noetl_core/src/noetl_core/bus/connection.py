@@ -19,6 +19,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from noetl_core.bus.cancel import cancel
 from noetl_core.bus.streams import ensure_streams
 
 CONNECT_SECONDS_MAX = 2
@@ -222,6 +223,4 @@ async def open_bus(url: str, *, name: str) -> AsyncIterator[Bus]:
     try:
         yield bus
     finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        await cancel([running])

@@ -27,6 +27,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from noetl_core.bus.cancel import cancel
 from noetl_core.bus.connection import NATS_ERRORS, Bus
 from noetl_core.bus.streams import API_SECONDS_MAX, ensure_streams
 from noetl_core.domain.ids import ShardId
@@ -150,9 +151,7 @@ class _Pull:
         self._task = asyncio.create_task(self._run(), name=f"consume.{shard}")
 
     async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await cancel([self._task])
 
     def interrupt(self) -> None:
         """Start again: the connection is gone."""

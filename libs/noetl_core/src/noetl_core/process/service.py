@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ import msgspec
 import structlog
 import uvloop
 
+from noetl_core.bus.cancel import cancel
 from noetl_core.process.config import Config, ConfigError, default_instance, load_config
 from noetl_core.process.health import serve_health
 from noetl_core.process.log import set_up_logs
@@ -116,10 +117,10 @@ class Service(Generic[C]):
             try:
                 if self._loops:
                     await asyncio.wait(self._loops, timeout=STOP_SECONDS_MAX)
-                await _cancel(self._loops)
+                await cancel(self._loops)
                 await self._callbacks.aclose()
             finally:
-                await _cancel(self._backgrounds)
+                await cancel(self._backgrounds)
         if self._died.done():
             self._died.exception()  # seen: no warning that nobody asked for it
 
@@ -197,13 +198,6 @@ async def _attempt(callback: Callable[[], Awaitable[None]]) -> None:
         if not is_transient(error):
             raise
         log.warning("stop.skipped", callback=_name_of(callback), error=str(error))
-
-
-async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    doomed = list(tasks)
-    for task in doomed:
-        task.cancel()
-    await asyncio.gather(*doomed, return_exceptions=True)
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -321,4 +315,4 @@ class _Life:
                     await task
             return doing.done()
         finally:
-            await _cancel(tasks)
+            await cancel(tasks)
