@@ -289,15 +289,15 @@ async def _promise_once(
     gateway: Gateway, key: str, wanted: Keyed, body: bytes
 ) -> ExecutionId | None:
     """Commit the request together with its key; gives the execution that has the key already."""
-    async with gateway.pool.acquire() as conn, conn.transaction():
-        keyed = await idempotency.claim(conn, key, wanted)
-        if keyed.fingerprint != wanted.fingerprint:
-            raise RequestError(422, "this key belongs to another request", field="idempotency_key")
-        if keyed.execution_id != wanted.execution_id:
-            return keyed.execution_id
-        shard = await inbox.promise(conn, wanted.execution_id, body)
-    await _wake(gateway, shard)
-    return None
+    shard = await idempotency.promise_once(gateway.pool, key, wanted, body)
+    if shard is not None:
+        await _wake(gateway, shard)
+        return None
+    earlier = await idempotency.find(gateway.pool, key)
+    assert earlier is not None, "a key is never given back"
+    if earlier.fingerprint != wanted.fingerprint:
+        raise RequestError(422, "this key belongs to another request", field="idempotency_key")
+    return earlier.execution_id
 
 
 async def _repeated(pool: Pool, execution_id: ExecutionId) -> Response:

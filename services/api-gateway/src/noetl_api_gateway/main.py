@@ -86,6 +86,7 @@ def _hypercorn(config: GatewayConfig, listener: socket.socket) -> HypercornConfi
     settings.errorlog = logging.getLogger("hypercorn.error")
     settings.graceful_timeout = config.gateway_drain_seconds
     settings.keep_alive_timeout = 75.0
+    settings.keep_alive_max_requests = 1_000_000
     settings.include_server_header = False
     return settings
 

@@ -1,14 +1,14 @@
 """noetl.idempotency: which execution a client's key stands for.
 
-The row commits together with the inbox row of its execution. A second request with the same key
-waits in the unique index until the first has committed or rolled back, so there is no moment at
-which both believe to be the first.
+The row commits together with the inbox row of its execution, by one statement. A second request
+with the same key waits in the unique index until the first has committed or rolled back, so there
+is no moment at which both believe to be the first.
 """
 
 from typing import NamedTuple
 
-from noetl_core.domain.ids import ExecutionId
-from noetl_core.store.postgres import Connection
+from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.store.postgres import Connection, Pool
 
 
 class Keyed(NamedTuple):
@@ -18,20 +18,31 @@ class Keyed(NamedTuple):
     fingerprint: bytes
 
 
-_CLAIM = """
-INSERT INTO noetl.idempotency (idempotency_key, fingerprint, execution_id)
-VALUES ($1, $2, $3)
-ON CONFLICT (idempotency_key) DO NOTHING
+_PROMISE_ONCE = """
+WITH claimed AS (
+    INSERT INTO noetl.idempotency (idempotency_key, execution_id, fingerprint)
+    VALUES ($1, $2, $3)
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING execution_id
+)
+INSERT INTO noetl.inbox (shard_id, execution_id, body)
+SELECT noetl.vnode(execution_id) % value::integer, execution_id, $4
+FROM claimed, noetl.setting WHERE name = 'shard_count'
+RETURNING shard_id
 """
+
+
+async def promise_once(
+    conn: Connection | Pool, key: str, wanted: Keyed, body: bytes
+) -> ShardId | None:
+    """Like inbox.promise; None, and nothing is written, when the key stands for something already."""
+    shard_id = await conn.fetchval(_PROMISE_ONCE, key, *wanted, body)
+    return None if shard_id is None else ShardId(shard_id)
+
 
 _FIND = "SELECT execution_id, fingerprint FROM noetl.idempotency WHERE idempotency_key = $1"
 
 
-async def claim(conn: Connection, key: str, wanted: Keyed) -> Keyed:
-    """What the key stands for from now on: `wanted`, or what an earlier request made of it."""
-    done = await conn.execute(_CLAIM, key, wanted.fingerprint, wanted.execution_id)
-    if done == "INSERT 0 1":
-        return wanted
+async def find(conn: Connection | Pool, key: str) -> Keyed | None:
     row = await conn.fetchrow(_FIND, key)
-    assert row is not None, key
-    return Keyed(ExecutionId(row["execution_id"]), row["fingerprint"])
+    return None if row is None else Keyed(ExecutionId(row["execution_id"]), row["fingerprint"])
