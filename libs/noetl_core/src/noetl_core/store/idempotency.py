@@ -35,7 +35,7 @@ RETURNING shard_id
 async def promise_once(
     conn: Connection | Pool, key: str, wanted: Keyed, body: bytes
 ) -> ShardId | None:
-    """Like inbox.promise; None, and nothing is written, when the key stands for something already."""
+    """Like inbox.promise. None, and nothing is written, when the key is taken already."""
     shard_id = await conn.fetchval(_PROMISE_ONCE, key, *wanted, body)
     return None if shard_id is None else ShardId(shard_id)
 
