@@ -254,6 +254,11 @@ def test_a_document_that_is_not_read(text: str, message: str) -> None:
             "each request must bring it",
         ),
         (
+            "tool: {kind: http, url: '{{ keychain.api.url }}'}",
+            "step `a`, field `tool.url`: `keychain.api` is not listed in `keychain`",
+            "",
+        ),
+        (
             "tool: {kind: python, code: 'x = {{ workload.host }}'}",
             "step `a`: `code` is code, templates in it are not rendered",
             "pass the value with `input`",

@@ -45,7 +45,8 @@ class Site(NamedTuple):
     value: Any
     side: Literal["broker", "worker"]
     task: Task | None = None
-    is_guard: bool = False
+    is_config: bool = False
+    """The fields of a tool: the one place that sees the task's own input, and credentials."""
 
 
 class Reads(NamedTuple):
@@ -99,7 +100,7 @@ def sites_of(step: Step) -> Iterator[Site]:
         yield from _task_sites(step, task)
     yield Site(step, "set", step.set, "broker")
     for number, arc in enumerate(step.next.arcs):
-        yield Site(step, f"next.arcs[{number}].when", arc.when, "broker", is_guard=True)
+        yield Site(step, f"next.arcs[{number}].when", arc.when, "broker")
         yield Site(step, f"next.arcs[{number}].set", arc.set, "broker")
 
 
@@ -123,12 +124,12 @@ def templates_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
 def _task_sites(step: Step, task: Task) -> Iterator[Site]:
     field = task_field(step, task)
     rendered = {k: v for k, v in task.config.items() if not is_raw(task.kind, k)}
-    yield Site(step, field, rendered, "worker", task)
+    yield Site(step, field, rendered, "worker", task, is_config=True)
     yield Site(step, f"{field}.input", task.input, "worker", task)
     yield Site(step, f"{field}.set", task.set, "worker", task)
     for number, rule in enumerate(task.rules):
         place = f"{field}.spec.policy.rules[{number}]"
-        yield Site(step, f"{place}.when", rule.when, "worker", task, is_guard=True)
+        yield Site(step, f"{place}.when", rule.when, "worker", task)
         yield Site(step, f"{place}.then.set", rule.then.set, "worker", task)
 
 
@@ -167,20 +168,21 @@ def _reads_of_step(playbook: Playbook, step: Step) -> Reads:
     return Reads(frozenset(steps), None if whole_ctx else frozenset(keys), needs_payload)
 
 
-def _is_own_name(site: Site, name: str) -> bool:
-    """Whether the input or the iterator answers for the name, so that no one else is asked.
+def inputs_of(site: Site) -> set[str]:
+    """The inputs that are there when the site is rendered.
 
-    An input is not yet there while it is rendered itself: `users: "{{ users }}"` reads a step.
+    An input is not there while it is rendered itself: `users: "{{ users }}"` reads a step.
     """
+    if site.side == "broker" or site.field == "input":
+        return set()
+    of_task = site.task.input if site.is_config and site.task is not None else {}
+    return {*site.step.input, *of_task}
+
+
+def _is_own_name(site: Site, name: str) -> bool:
+    """Whether the input or the iterator answers for the name, so that no one else is asked."""
     loop = site.step.loop
-    if loop is not None and name == loop.iterator:
-        return True
-    if site.field == "input":
-        return False
-    of_task = (
-        site.task is not None and not site.field.endswith(".input") and name in site.task.input
-    )
-    return of_task or name in site.step.input
+    return (loop is not None and name == loop.iterator) or name in inputs_of(site)
 
 
 @per_playbook

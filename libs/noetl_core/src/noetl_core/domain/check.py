@@ -15,6 +15,7 @@ from noetl_core.domain.analysis import (
     Place,
     Site,
     ctx_keys,
+    inputs_of,
     iter_keys,
     sites_of,
     task_field,
@@ -130,46 +131,49 @@ def _template_problems(playbook: Playbook, site: Site, text: str, field: str) ->
 def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
     """What speaks against one name that a template reads."""
     root = path[0]
-    field = path[1] if len(path) > 1 else None
-    if root in ROOTS and (root in playbook.workload or root in ctx_keys(playbook)):
+    if root not in ROOTS:
+        return _bare_doubt(playbook, site, root)
+    if root in playbook.workload or root in ctx_keys(playbook):
         return None
     if site.side == "broker" and root in WORKER_ROOTS:
         hint = "the broker evaluates this field; use ctx, workload or the result of a step"
         return Problem(message=f"`{root}` is there for the tool only", hint=hint)
+    if site.side == "worker" and root == "event":
+        return Problem(message="`event` is there in `next` and in the `set` of a step only")
+    if root == "keychain" and not site.is_config:
+        hint = "use it in a field of the tool: it is never recorded"
+        return Problem(message="`keychain` is not there", hint=hint)
     if site.field == "loop.in" and root in _AFTER_THE_STEP:
         return Problem(message=f"`{root}` is not there before the step has run")
     if root in _NOT_PROVIDED:
         return Problem(message=f"`{root}` is not supported by this version")
-    if root not in ROOTS:
-        return _bare_doubt(playbook, site, root)
-    return None if field is None else _field_doubt(playbook, site, root, field)
+    return _field_doubt(playbook, site, root, path[1]) if len(path) > 1 else None
 
 
 def _bare_doubt(playbook: Playbook, site: Site, name: str) -> Problem | None:
     shared = {*playbook.steps, *ctx_keys(playbook), *playbook.workload}
-    own = _own_names(site)
-    if name in shared or (name in own and site.side == "worker"):
+    there = _names_there(site) if site.side == "worker" else set()
+    if name in shared or name in there:
         return None
-    if name in own:
+    if name in _own_names(site.step) and site.side == "broker":
         return Problem(message=f"`{name}` is there for the tool only")
-    near = nearest(name, {*shared, *own})
+    near = nearest(name, shared | there)
     hint = f"did you mean `{near}`?" if near else "the payload of each request must bring it"
     message = f"`{name}` is not defined in the playbook"
     return Problem(message=message, hint=hint, severity="warning")
 
 
-def _own_names(site: Site) -> set[str]:
-    """Bare names that only this step has."""
-    names = {task.label for task in site.step.tool} | _inputs(site)
-    return names | {site.step.loop.iterator} if site.step.loop else names
+def _own_names(step: Step) -> set[str]:
+    """Bare names that only the tool of this step can have."""
+    names = {task.label for task in step.tool} | {*step.input}
+    names.update(*(task.input for task in step.tool))
+    return names | {step.loop.iterator} if step.loop else names
 
 
-def _inputs(site: Site) -> set[str]:
-    """The inputs that are there when the field is rendered: an input does not see its siblings."""
-    if site.side == "worker" and site.field == "input":
-        return set()
-    of_task = site.task is not None and not site.field.endswith(".input")
-    return {*site.step.input, *(site.task.input if of_task and site.task else ())}
+def _names_there(site: Site) -> set[str]:
+    labels = {task.label for task in site.step.tool}
+    iterator = {site.step.loop.iterator} if site.step.loop else set()
+    return inputs_of(site) | labels | iterator
 
 
 def _field_doubt(playbook: Playbook, site: Site, root: str, field: str) -> Problem | None:
@@ -177,12 +181,12 @@ def _field_doubt(playbook: Playbook, site: Site, root: str, field: str) -> Probl
         case "ctx":
             known, message = set(ctx_keys(playbook)), "is not set anywhere"
         case "input":
-            known, message = _inputs(site), "is no input of this step"
+            known, message = inputs_of(site), "is not an input here"
         case "iter":
             known, message = _iteration(site.step), "is not there in this step"
-        case "keychain":
-            known = {entry.name for entry in playbook.keychain}
-            message = "is not in the `keychain` of the playbook"
+        case "keychain" if field not in {entry.name for entry in playbook.keychain}:
+            message = f"`keychain.{field}` is not listed in `keychain`"
+            return Problem(message=message, severity="warning")
         case "workload" if field not in playbook.workload:
             near = nearest(field, playbook.workload)
             hint = f"did you mean `{near}`?" if near else "each request must bring it"

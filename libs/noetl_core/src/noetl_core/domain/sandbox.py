@@ -27,9 +27,12 @@ from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
 TEXT_MAX = 16 * 1024 * 1024
-"""Characters (or items) that one evaluation may make."""
+"""Characters that one evaluation may make."""
 
-ITERATIONS_MAX = 1_000_000
+ITEMS_MAX = 4_000_000
+"""Items that an operator may put into one list."""
+
+ITERATIONS_MAX = 200_000
 """Turns of all `{% for %}` loops in one evaluation."""
 
 POWER_BITS_MAX = 4096
@@ -257,16 +260,23 @@ def _refuse_wide(
 
 
 def _limit_sum(left: Any, right: Any) -> None:
-    if isinstance(left, Sized) and isinstance(right, Sized) and len(left) + len(right) > TEXT_MAX:
-        raise SecurityError(f"a template may not make more than {TEXT_MAX} items of a sum")
+    if isinstance(left, Sized) and isinstance(right, Sized):
+        _limit_length(left, len(left) + len(right))
 
 
 def _limit_product(left: Any, right: Any) -> None:
     for many, times in ((left, right), (right, left)):
-        if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > TEXT_MAX:
-            raise SecurityError(f"a template may not make more than {TEXT_MAX} items of a product")
+        if isinstance(many, Sized) and isinstance(times, int):
+            _limit_length(many, len(many) * times)
     if isinstance(left, int) and isinstance(right, int):
         _limit_bits(left.bit_length() + right.bit_length())
+
+
+def _limit_length(sample: Sized, length: int) -> None:
+    most = TEXT_MAX if isinstance(sample, str) else ITEMS_MAX
+    if length > most:
+        what = "characters" if isinstance(sample, str) else "items"
+        raise SecurityError(f"a template may not make more than {most} {what}")
 
 
 def _limit_power(left: Any, right: Any) -> None:
@@ -338,10 +348,6 @@ def _b64decode(value: str | bytes) -> str:
 
 def _split(text: str, separator: str | None = None) -> list[str]:
     return text.split(separator)
-
-
-def _regex_replace(text: str, pattern: str, replacement: str = "") -> str:
-    return re.sub(pattern, replacement, text)
 
 
 def _name_of(value: Any) -> str:

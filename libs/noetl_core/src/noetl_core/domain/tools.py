@@ -21,7 +21,7 @@ _SQL = ("command", "query", "script")
 _URL = ("url", "endpoint")
 
 TOOLS: dict[str, ToolFields] = {
-    "noop": ToolFields(),
+    "noop": ToolFields(fields=("value",)),
     "python": ToolFields(fields=(*_PYTHON_CODE, "libs"), one_of=_PYTHON_CODE, raw=_PYTHON_CODE),
     "http": ToolFields(
         fields=(
