@@ -9,8 +9,15 @@ import structlog
 
 from noetl_core.process.config import Config
 from noetl_core.process.service import Part, Service, run_service, run_services
+from noetl_core.process.telemetry import meter
 
 log = structlog.get_logger()
+
+# Declared before telemetry is set up, as a service does it in its metrics.py.
+AGE_MS = meter("sample").create_gauge("noetl_sample_age_ms", unit="ms", description="Sample.")
+TURN_SECONDS = meter("sample").create_histogram(
+    "noetl_sample_turn_seconds", unit="s", description="Sample."
+)
 
 
 def tell(line: str) -> None:
@@ -43,6 +50,8 @@ async def start_patient(service: Service[Config]) -> None:
 
     service.on_stop(release)
     service.every(60, turn)
+    AGE_MS.set(7, {"shard": 3})
+    TURN_SECONDS.record(0.03)
     log.info("sample.started", execution_id=2**60)
 
 

@@ -131,12 +131,24 @@ async def test_a_service_is_ready_after_start_and_not_once_it_is_stopping() -> N
     async with program("patient", ENVIRON | {"NOETL_HEALTH_PORT": str(port)}) as process:
         await eventually_ready(port)
         alive, _ = await get(port, "/health")
-        metrics, text = await get(port, "/metrics")
+        missing, _ = await get(port, "/nothing")
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.1)
         stopping, _ = await get(port, "/ready")
 
-    assert (alive, metrics, stopping) == (200, 200, 503)
+    assert (alive, missing, stopping) == (200, 404, 503)
+
+
+async def test_metrics_are_read_under_the_names_they_were_declared_with() -> None:
+    port = free_port()
+    async with program("patient", ENVIRON | {"NOETL_HEALTH_PORT": str(port)}):
+        await eventually_ready(port)
+        status, text = await get(port, "/metrics")
+
+    assert status == 200
+    assert 'noetl_sample_age_ms{shard="3"} 7.0' in text
+    assert 'noetl_sample_turn_seconds_bucket{le="0.05"} 1.0' in text
+    assert 'noetl_sample_turn_seconds_bucket{le="0.025"} 0.0' in text
     assert "process_cpu_seconds_total" in text
 
 

@@ -45,6 +45,8 @@ def _adopt_libraries(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    # A Postgres that is away is told by our loops; the pool would add a traceback to every try.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 def _ids_as_text(

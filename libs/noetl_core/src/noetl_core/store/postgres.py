@@ -44,8 +44,10 @@ def is_postgres_away(error: BaseException) -> bool:
     """True when the statement failed because of the connection, not because of the statement."""
     if isinstance(error, TRANSIENT_ERRORS):
         return True
-    # asyncpg has one class for a closed connection and for a wrong use of it: only the text tells.
-    return isinstance(error, asyncpg.InterfaceError) and "clos" in str(error)
+    # asyncpg has one class for a lost connection and for a wrong use of it: only the text tells.
+    # A session that dies in our hands is "closed", or "released" if the pool noticed it first.
+    text = str(error) if isinstance(error, asyncpg.InterfaceError) else ""
+    return "connection is closed" in text or "released back" in text or "closing" in text
 
 
 @asynccontextmanager
