@@ -12,7 +12,6 @@ from noetl_core.domain.ids import RefId
 from noetl_core.domain.template import (
     COMPILED_MAX,
     compile_template,
-    field_of,
     is_template,
     is_true,
     render,
@@ -361,15 +360,6 @@ def test_a_guard_is_true(guard: str | bool) -> None:
 def test_a_guard_that_fails_is_not_false() -> None:
     with pytest.raises(TemplateError, match=r"field 'when': `zzz` is not defined"):
         is_true("{{ zzz }}", NAMES, step="s", field="when")
-
-
-def test_a_field_is_found_as_a_template_finds_it() -> None:
-    value = {"data": {"items": [1]}}
-
-    assert field_of(value, "data.items") == [1]
-    assert field_of(value, "") is value
-    with pytest.raises(LookupError):
-        field_of(value, "data.more")
 
 
 def test_a_template_is_compiled_once_and_the_cache_has_an_end() -> None:

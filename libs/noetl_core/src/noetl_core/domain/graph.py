@@ -43,23 +43,6 @@ def graph_of(playbook: Playbook) -> Graph:
     return Graph(playbook)
 
 
-def incoming(playbook: Playbook, step: StepName) -> tuple[StepName, ...]:
-    """The source of each forward arc into the step, one entry per arc."""
-    return graph_of(playbook).incoming[step]
-
-
-def back_edges(playbook: Playbook) -> frozenset[Edge]:
-    return graph_of(playbook).back_edges
-
-
-def reaches(playbook: Playbook, source: StepName, target: StepName) -> bool:
-    return graph_of(playbook).reaches(source, target)
-
-
-def is_barrier(playbook: Playbook, step: StepName) -> bool:
-    return graph_of(playbook).is_barrier(step)
-
-
 class _Walk:
     """Depth first in the order of the document, not recursive: a chain may have thousands."""
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template as Jinja
-from jinja2 import TemplateRuntimeError, TemplateSyntaxError, is_undefined, meta, nodes
+from jinja2 import TemplateRuntimeError, TemplateSyntaxError, meta, nodes
 from jinja2.utils import missing
 
 from noetl_core.domain.errors import NoetlError, TemplateError
@@ -137,15 +137,6 @@ def is_true(
     if isinstance(value, str):
         return value.strip().lower() not in FALSE_TEXTS
     return bool(value)
-
-
-def field_of(value: Any, path: str) -> Any:
-    """What `{{ value.path }}` gives. Raises LookupError where that is undefined."""
-    for field in path.split(".") if path else ():
-        value = _sandbox.getattr(value, field)
-        if is_undefined(value):
-            raise LookupError(path)
-    return value
 
 
 def did_you_mean(name: str, candidates: Iterable[object]) -> str:
