@@ -49,19 +49,27 @@ class Plans:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._playbooks: OrderedDict[CatalogId, dict[StepName, StepPlan]] = OrderedDict()
-        self._loading = asyncio.Lock()
+        self._loading: dict[CatalogId, asyncio.Task[dict[StepName, StepPlan]]] = {}
 
     async def find(self, catalog_id: CatalogId, step: StepName) -> StepPlan:
         """Raises NotFoundError."""
         steps = self._playbooks.get(catalog_id)
         if steps is None:
-            # One at a time: the first commands of a playbook arrive together.
-            async with self._loading:
-                steps = self._playbooks.get(catalog_id) or await self._load(catalog_id)
-        self._playbooks.move_to_end(catalog_id)
+            steps = await self._load_once(catalog_id)
+        else:
+            self._playbooks.move_to_end(catalog_id)
         if step not in steps:
             raise NotFoundError(f"playbook {catalog_id} has no step {step!r}")
         return steps[step]
+
+    async def _load_once(self, catalog_id: CatalogId) -> dict[StepName, StepPlan]:
+        """The first commands of a playbook arrive together: one of them loads it for all."""
+        loading = self._loading.get(catalog_id)
+        if loading is None:
+            loading = self._loading[catalog_id] = asyncio.create_task(self._load(catalog_id))
+            loading.add_done_callback(lambda _: self._loading.pop(catalog_id, None))
+        # Shielded: the one that began may be cancelled, and the others still want it.
+        return await asyncio.shield(loading)
 
     async def _load(self, catalog_id: CatalogId) -> dict[StepName, StepPlan]:
         content = await catalog.content_of(self._pool, catalog_id)
