@@ -15,8 +15,9 @@ from typing import Any
 import asyncpg
 import httpx
 
+from noetl_core.store.postgres import Connection
+
 NOETL = Path(sys.executable).with_name("noetl")
-READY_SECONDS_MAX = 60.0
 
 SHORT_LEASES = {
     "NOETL_SHARD_LEASE_SECONDS": "1.5",
@@ -24,7 +25,7 @@ SHORT_LEASES = {
     "NOETL_LEASE_SECONDS": "3",
     "NOETL_HEARTBEAT_SECONDS": "0.5",
     "NOETL_REAPER_INTERVAL_SECONDS": "0.5",
-    "NOETL_REAPER_GRACE_SECONDS": "0.2",
+    "NOETL_REAPER_LEASE_GRACE_SECONDS": "0.2",
 }
 
 
@@ -66,7 +67,7 @@ class Stack:
         assert answer.is_success, answer.text
         return answer.json()
 
-    async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
+    async def connect(self) -> Connection:
         return await asyncpg.connect(self.info["dsn"])
 
     async def query(self, sql: str, *values: object, patience: float = 20.0) -> list[Any]:
@@ -133,14 +134,9 @@ def running_stack(data_dir: Path, *options: str, **environment: str) -> Iterator
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:
+    """Ends when the line comes, or when the process does."""
     assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    deadline = time.monotonic() + READY_SECONDS_MAX
-    seen = ""
-    while time.monotonic() < deadline and process.poll() is None:
-        seen += process.stdout.read() or ""
-        for line in seen.splitlines():
-            if line.startswith("ready: "):
-                return line.removeprefix("ready: ")
-        time.sleep(0.05)
-    raise AssertionError(f"the stack did not become ready: {seen}")
+    for line in process.stdout:
+        if line.startswith("ready: "):
+            return line.removeprefix("ready: ").strip()
+    raise AssertionError("the stack ended before it was ready")
