@@ -393,7 +393,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.dictionaries(KEYS, TREES, max_size=6), max_size=3))
 def test_a_workflow_of_any_shape_is_parsed_or_refused_with_places(steps: list[Any]) -> None:
     text = HEAD + "workflow: " + json.dumps(steps)
