@@ -1,0 +1,180 @@
+"""The queue of record: who gets what, in which order, and for how long."""
+
+import asyncio
+
+from noetl_core.domain.ids import CommandId, ExecutionId, WorkerId
+from noetl_core.store.command import (
+    CommandKey,
+    Leased,
+    expired,
+    give_up,
+    heartbeat,
+    lease,
+    next_available,
+)
+from noetl_core.store.postgres import Pool
+
+A, B = WorkerId("worker-a"), WorkerId("worker-b")
+EXECUTION = ExecutionId(1)
+
+
+async def insert(
+    pool: Pool,
+    name: str,
+    *,
+    priority: int = 0,
+    delay: float = 0.0,
+    target: str | None = None,
+    target_seconds: float = 0.0,
+    work_pool: str = "cpu",
+) -> CommandKey:
+    await pool.execute(
+        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload, pool,"
+        " priority, available_at, target_worker, target_until) VALUES ($1, $2, 3, 's', $3, $4, $5,"
+        " now() + make_interval(secs => $6), $7, now() + make_interval(secs => $8))",
+        EXECUTION,
+        name,
+        name.encode(),
+        work_pool,
+        priority,
+        delay,
+        target,
+        target_seconds,
+    )
+    return EXECUTION, CommandId(name)
+
+
+async def take(pool: Pool, worker: WorkerId = A, limit: int = 10) -> list[str]:
+    return [row.command_id for row in await take_rows(pool, worker, limit)]
+
+
+async def take_rows(pool: Pool, worker: WorkerId = A, limit: int = 10) -> list[Leased]:
+    return await lease(pool, worker, ["cpu"], limit=limit, lease_seconds=60)
+
+
+async def test_two_workers_at_once_never_get_the_same_command(pool: Pool) -> None:
+    for n in range(200):
+        await insert(pool, f"c{n}")
+
+    batches = await asyncio.gather(
+        *(take(pool, worker, limit=7) for worker in (A, B) for _ in range(20))
+    )
+
+    taken = [name for batch in batches for name in batch]
+    assert len(taken) == len(set(taken)) == 200
+
+
+async def test_a_lease_brings_everything_that_is_needed_to_run(pool: Pool) -> None:
+    await insert(pool, "c")
+
+    (leased,) = await take_rows(pool)
+
+    assert leased == Leased(EXECUTION, CommandId("c"), 3, "s", 1, "cpu", b"c")  # type: ignore[arg-type]
+
+
+async def test_the_most_urgent_comes_first_and_the_limit_holds(pool: Pool) -> None:
+    await insert(pool, "old")
+    await insert(pool, "urgent", priority=5)
+    await insert(pool, "new")
+
+    assert await take(pool, limit=2) in (["urgent", "old"], ["old", "urgent"])
+    assert await take(pool, limit=2) == ["new"]
+    assert await take(pool, limit=2) == []
+
+
+async def test_a_delayed_command_waits_and_says_for_how_long(pool: Pool) -> None:
+    await insert(pool, "later", delay=30)
+
+    assert await take(pool) == []
+    ready_in = await next_available(pool, ["cpu"], within_seconds=60)
+    assert ready_in is not None
+    assert 25 < ready_in <= 30
+    assert await next_available(pool, ["cpu"], within_seconds=10) is None
+
+
+async def test_a_targeted_command_is_its_workers_until_its_time_is_up(pool: Pool) -> None:
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "anyone's", target=A, target_seconds=0)
+
+    assert await take(pool, B) == ["anyone's"]
+    assert await take(pool, A) == ["mine"]
+
+
+async def test_other_pools_are_not_touched(pool: Pool) -> None:
+    await insert(pool, "gpu", work_pool="gpu")
+
+    assert await take(pool) == []
+    assert [r.command_id for r in await lease(
+        pool, A, ["cpu", "gpu"], limit=1, lease_seconds=60
+    )] == ["gpu"]  # fmt: skip
+
+
+async def test_a_heartbeat_says_what_is_still_ours(pool: Pool) -> None:
+    ours, gone, theirs = [await insert(pool, name) for name in ("ours", "gone", "theirs")]
+    await take(pool)
+    await pool.execute("DELETE FROM noetl.command WHERE command_id = 'gone'")
+    await pool.execute("UPDATE noetl.command SET worker_id = $1 WHERE command_id = 'theirs'", B)
+    await pool.execute("UPDATE noetl.command SET lease_until = now()")
+
+    kept = await heartbeat(pool, A, [ours, gone, theirs], lease_seconds=60)
+
+    assert kept == {ours}
+    assert [row.command_id for row in await expired(pool, limit=10)] == ["theirs"]
+
+
+async def test_a_heartbeat_never_waits_for_a_broker_that_is_committing(pool: Pool) -> None:
+    key = await insert(pool, "c")
+    await take(pool)
+
+    async with pool.acquire() as broker:
+        transaction = broker.transaction()
+        await transaction.start()
+        await broker.execute("DELETE FROM noetl.command")
+        async with asyncio.timeout(5):
+            kept = await heartbeat(pool, A, [key], lease_seconds=60)
+        await transaction.rollback()
+
+    # Not committed: it may yet be rolled back, so the command is still ours.
+    assert kept == {key}
+
+
+async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:
+    key = await insert(pool, "c")
+    await lease(pool, A, ["cpu"], limit=1, lease_seconds=-5)
+
+    (row,) = await expired(pool, limit=10, grace_seconds=1)
+
+    assert (row.execution_id, row.command_id) == key
+    assert row.worker_id == A
+    assert row.overdue_seconds >= 5
+    assert await expired(pool, limit=10, grace_seconds=20) == []
+
+
+async def test_what_is_given_up_is_expired_at_once(pool: Pool) -> None:
+    key = await insert(pool, "c")
+    await take(pool)
+    assert await expired(pool, limit=10) == []
+
+    await give_up(pool, B, [key])
+    assert await expired(pool, limit=10) == []
+    await give_up(pool, A, [key])
+
+    assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+
+
+async def test_leasing_from_a_long_queue_reads_no_more_than_it_takes(pool: Pool) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+        " SELECT 1, 'c' || n, 0, 's', 'p' FROM generate_series(1, 20000) AS n"
+    )
+    await pool.execute("ANALYZE noetl.command")
+    await pool.execute("SELECT pg_stat_reset()")
+
+    assert len(await take(pool, limit=16)) == 16
+
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    read = await pool.fetchval(
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
+        " WHERE schemaname = 'noetl' AND relname = 'command'"
+    )
+    assert read < 500
