@@ -28,6 +28,21 @@ async def test_a_wake_up_reaches_a_subscriber(bus: Bus) -> None:
     assert await asyncio.wait_for(heard.get(), SECONDS_MAX) == b"now"
 
 
+async def test_a_callback_that_fails_is_called_for_the_next_message(bus: Bus) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def callback(body: bytes) -> None:
+        if body == b"bad":
+            raise ZeroDivisionError
+        heard.put_nowait(body)
+
+    await bus.subscribe(WAKE, callback)
+    await bus.wake(WAKE, b"bad")
+    await bus.wake(WAKE, b"good")
+
+    assert await asyncio.wait_for(heard.get(), SECONDS_MAX) == b"good"
+
+
 async def test_of_a_queue_group_one_subscriber_hears_a_wake_up(bus: Bus, nats_url: str) -> None:
     heard: list[str] = []
 

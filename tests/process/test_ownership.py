@@ -1,5 +1,7 @@
 """process/ownership.py: shards are shared fairly, taken over quickly, and never used too long."""
 
+import asyncio
+
 import pytest
 
 from noetl_core.domain.ids import ShardId
@@ -159,6 +161,27 @@ async def test_a_shard_that_a_commit_proved_lost_is_not_used_again_under_its_old
 
     assert broker.lost == [3]
     assert ShardId(3) not in broker.owner.held()
+
+
+async def test_a_process_restarted_under_its_name_does_not_wait_for_its_old_lease(
+    pool: Pool,
+) -> None:
+    crashed = await joined(pool, "broker-0")
+    await crashed.owner.keep()
+    successor = await joined(pool, "broker-0")
+
+    await successor.owner.keep()
+
+    before, after = crashed.owner.held(), successor.owner.held()
+    assert after == {shard: epoch + 1 for shard, epoch in before.items()}
+
+
+async def test_two_turns_at_once_gain_every_shard_once(pool: Pool) -> None:
+    broker = await joined(pool, "a")
+
+    await asyncio.gather(broker.owner.keep(), broker.owner.keep())
+
+    assert [c.shard_id for c in broker.gained] == list(range(SHARD_COUNT))
 
 
 async def test_releasing_lets_the_next_one_claim_at_once(pool: Pool) -> None:

@@ -127,6 +127,10 @@ class Bus:
                 await self._one_connection()
             except NATS_ERRORS as error:
                 self._tell_away(error)
+            except Exception:
+                # A bug, here or in the library. Nobody waits for this task, and all go on without
+                # NATS: to tell and try again is worth more than to end the process.
+                log.exception("bus.failed")
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _one_connection(self) -> None:
@@ -170,7 +174,9 @@ class Bus:
         )
 
     async def _on_error(self, error: Exception) -> None:
-        if self.is_connected:
+        if not isinstance(error, NATS_ERRORS):
+            log.error("bus.callback_failed", exc_info=error)
+        elif self.is_connected:
             log.warning("bus.error", error=repr(error))
         else:
             self._tell_away(error)

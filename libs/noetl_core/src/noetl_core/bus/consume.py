@@ -164,6 +164,8 @@ class _Pull:
                     await self._until_broken()
             except NATS_ERRORS as error:
                 log.debug("consumer.delayed", shard_id=self._shard, error=repr(error))
+            except Exception:
+                log.exception("consumer.failed", shard_id=self._shard)
             finally:
                 await self._leave()
             await asyncio.sleep(_REOPEN_SECONDS)

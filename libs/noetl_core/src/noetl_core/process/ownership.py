@@ -7,6 +7,7 @@ is down. What a process holds it may use until its own clock says that the lease
 sleeper cannot write after that is proved by the epoch, in the commit itself.
 """
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -80,6 +81,8 @@ class ShardOwner:
         self._claims: dict[ShardId, int] = {}
         self._renewed_at = -math.inf
         self._is_renewal_due = True
+        self._is_new = True
+        self._turn = asyncio.Lock()
 
     def held(self) -> Mapping[ShardId, int]:
         """Shard -> epoch. Empty when the lease has run out by our clock, until it is renewed."""
@@ -87,7 +90,13 @@ class ShardOwner:
 
     async def keep(self) -> None:
         """One turn, to be run every `shard_look_seconds`."""
+        async with self._turn:
+            await self._keep()
+
+    async def _keep(self) -> None:
         asked_at = self._clock()
+        if self._is_new:
+            await self._inherit()
         if self._is_renewal_due or asked_at - self._renewed_at >= self._heartbeat_seconds:
             await self._renew(asked_at)
         fair = await self._fair_share()
@@ -104,7 +113,8 @@ class ShardOwner:
 
     async def release(self) -> None:
         """Give up everything: for `service.on_stop`."""
-        await self.give_up(list(self._claims))
+        async with self._turn:
+            await self.give_up(list(self._claims))
 
     async def lost(self, shard_ids: Iterable[ShardId]) -> None:
         """A commit was refused (ShardLostError): not ours any more, whatever the lease says."""
@@ -114,6 +124,13 @@ class ShardOwner:
 
     def _is_lapsed(self) -> bool:
         return self._clock() - self._renewed_at >= self._lease_seconds
+
+    async def _inherit(self) -> None:
+        # A process that was restarted under its name need not wait for its own old lease.
+        await execution_shard.inherit(
+            self._pool, self.role, self._member.runtime_id, instance=self._member.name
+        )
+        self._is_new = False
 
     async def _renew(self, asked_at: float) -> None:
         claims = await execution_shard.renew(

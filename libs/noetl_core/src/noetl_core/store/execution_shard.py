@@ -82,6 +82,23 @@ async def release(
     await conn.execute(_RELEASE, role, runtime_id, shard_ids)
 
 
+_INHERIT = """
+UPDATE noetl.execution_shard
+SET owner_runtime_id = NULL, owner_instance = NULL, leased_until = NULL, updated_at = now()
+WHERE role = $1 AND owner_instance = $3 AND owner_runtime_id <> $2
+"""
+
+
+async def inherit(
+    conn: Connection | Pool, role: str, runtime_id: RuntimeId, *, instance: str
+) -> None:
+    """Free what the last process of our name held: we are its successor, so it is gone.
+
+    Should it be alive after all, the epoch of the next claim fences it.
+    """
+    await conn.execute(_INHERIT, role, runtime_id, instance)
+
+
 _OWNED = """
 SELECT shard_id, epoch FROM noetl.execution_shard
 WHERE role = $1 AND owner_runtime_id = $2 AND leased_until >= now()
