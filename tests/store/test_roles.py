@@ -57,10 +57,10 @@ async def test_nobody_but_the_broker_may_append_to_the_log(pool: Pool, role: str
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("change", CHANGES)
-async def test_nobody_may_change_what_is_in_the_log(pool: Pool, role: str, change: str) -> None:
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await attempt(pool, role, change)
+async def test_nobody_may_change_what_is_in_the_log(pool: Pool, role: str) -> None:
+    for change in CHANGES:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await attempt(pool, role, change)
 
 
 @pytest.mark.parametrize("role", ROLES)
