@@ -438,12 +438,28 @@ async def test_a_turn_reads_no_more_than_its_batch_once_it_is_behind(
     await append(pool, logged)
     shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
 
-    passed = []
-    while count := await project(projection_pool, shards, memory, batch_size=160):
-        passed.append(count)
+    passed = [await project(projection_pool, shards, memory, batch_size=160)]
+    while memory.behind:
+        passed.append(await project(projection_pool, shards, memory, batch_size=160))
 
     assert max(passed) <= 160
-    assert sum(passed) == len(logged)
+    assert sum(passed) == len(logged), "it was behind and did not know"
+
+
+async def test_a_projection_without_work_or_shards_is_not_behind(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    """Or its loop would turn without end."""
+    shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
+    await project(projection_pool, shards, memory, batch_size=16)
+    assert memory.behind == 0
+    await append(pool, interleaved(92, 40))
+    await project(projection_pool, shards, memory, batch_size=16)
+    assert memory.behind > 0
+
+    await project(projection_pool, Held({}), memory, batch_size=16)
+
+    assert memory.behind == 0
 
 
 async def test_no_shards_is_no_work(projection_pool: Pool) -> None:

@@ -11,6 +11,9 @@ class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
     projection_batch_size: Annotated[
         int, Meta(gt=0, le=10_000, description="Events folded in one turn, over all shards.")
     ] = 500
+    projection_batch_window_ms: Annotated[
+        int, Meta(ge=0, description="Turns begin at least so far apart, unless we are behind.")
+    ] = 20
     projection_poll_ms: Annotated[
         int, Meta(gt=0, description="How often the log is looked at when nobody wakes us.")
     ] = 100

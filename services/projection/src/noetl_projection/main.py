@@ -12,6 +12,7 @@ from noetl_core.store.postgres import open_pool
 from noetl_core.wire.subjects import log_wake
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.memory import Memory
+from noetl_projection.pace import Pace
 from noetl_projection.project import project
 
 
@@ -21,6 +22,7 @@ async def start(service: Service[ProjectionConfig]) -> None:
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(join_runtime(service, pool, kind="projection"))
     memory = Memory(executions_max=config.projection_executions_max)
+    pace = Pace(config.projection_batch_window_ms / 1000)
     grown = asyncio.Event()
     heard: set[ShardId] = set()
 
@@ -42,8 +44,11 @@ async def start(service: Service[ProjectionConfig]) -> None:
         on_gain=gained,
     )
 
-    async def turn() -> int:
-        return await project(pool, owner, memory, batch_size=config.projection_batch_size)
+    async def turn() -> bool:
+        if not memory.behind:
+            await asyncio.sleep(pace.pause_seconds())
+        await project(pool, owner, memory, batch_size=config.projection_batch_size)
+        return memory.behind > 0
 
     service.every(config.shard_look_seconds, owner.keep, name="ownership")
     service.on_stop(owner.release)

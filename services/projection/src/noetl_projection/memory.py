@@ -16,7 +16,7 @@ class Memory:
         self.epochs: dict[ShardId, int] = {}
         self.watermarks: dict[ShardId, EventId] = {}
         self.behind = 0
-        """How many shards had more to read than the last turn took."""
+        """How many shards had more to read than the last turn took: 0 when it took all."""
         self._executions_max = executions_max
         self._executions: OrderedDict[ExecutionId, Projected] = OrderedDict()
 
@@ -24,6 +24,7 @@ class Memory:
         """Forget every shard that is not owned under the epoch it was read under."""
         self.drop([shard for shard, epoch in self.epochs.items() if owned.get(shard) != epoch])
         self.epochs = dict(owned)
+        self.behind = min(self.behind, len(self.epochs))
 
     def drop(self, shards: Iterable[ShardId]) -> None:
         gone = set(shards)
@@ -39,6 +40,7 @@ class Memory:
         self.epochs.clear()
         self.watermarks.clear()
         self._executions.clear()
+        self.behind = 0
 
     def recall(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, Projected]:
         return {e: self._executions[e] for e in execution_ids if e in self._executions}

@@ -59,6 +59,7 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
         memory.behind = len(memory.epochs)
     limit = max(1, batch_size // max(1, memory.behind))
     rows = await event.read_shards(conn, memory.watermarks, limit=limit)
+    memory.behind = _shards_cut_off(rows, limit)
     if not rows:
         metrics.say_current(memory.epochs)
         return 0
@@ -69,7 +70,6 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     )
     memory.remember(changed, reached)
     await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
-    memory.behind = _shards_cut_off(rows, limit)
     metrics.say_projected(kept, events=len(rows), parked=len(parked))
     return len(rows)
 

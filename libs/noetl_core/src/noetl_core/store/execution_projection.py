@@ -223,9 +223,15 @@ def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[objec
     return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
-_FENCE_ALL = (
-    "UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL WHERE role = $1"
-)
+# In the order of every other statement on these rows, so that none waits in a circle.
+_FENCE_ALL = """
+UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL
+WHERE role = 'projection' AND shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard WHERE role = 'projection'
+    ORDER BY shard_id
+    FOR UPDATE
+))
+"""
 _EMPTY = "TRUNCATE noetl.execution, noetl.projection_checkpoint"
 
 
@@ -235,5 +241,5 @@ async def forget_everything(conn: Connection) -> None:
     The caller owns the transaction. Raising the epochs first waits for every batch under way and
     makes whoever holds a shard drop what it remembers, so it may be done while projections run.
     """
-    await conn.execute(_FENCE_ALL, "projection")
+    await conn.execute(_FENCE_ALL)
     await conn.execute(_EMPTY)

@@ -1,0 +1,23 @@
+"""How close together two turns may be.
+
+Every commit of the broker wakes us. Under load a turn for each of them would write the same rows
+again and again, an event at a time; a short pause lets events gather, and one row is written for
+several of them. After a quiet moment there is no pause, so a single event is seen at once.
+"""
+
+import time
+from collections.abc import Callable
+
+
+class Pace:
+    def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._began_at = -window_seconds
+
+    def pause_seconds(self) -> float:
+        """How long the next turn has to wait. It counts as begun after that."""
+        now = self._clock()
+        pause = max(0.0, self._began_at + self._window_seconds - now)
+        self._began_at = now + pause
+        return pause
