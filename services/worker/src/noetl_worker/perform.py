@@ -19,7 +19,7 @@ import structlog
 from noetl_core.blob import ReferenceNotAvailableError, ResultStore
 from noetl_core.domain.brief import Brief, decode_brief
 from noetl_core.domain.envelope import Reference
-from noetl_core.domain.errors import RejectedError, ToolError
+from noetl_core.domain.errors import NotFoundError, RejectedError, ToolError
 from noetl_core.domain.ids import WorkerId
 from noetl_core.process.resilience import backoff_seconds
 from noetl_core.store.command import Leased
@@ -63,7 +63,8 @@ class Performer:
         except ReferenceNotAvailableError as error:
             return self._failed(leased, error.as_tool_error(), started)
         except RejectedError as error:
-            return self._failed(leased, ToolError(kind="not_found", message=str(error)), started)
+            kind = "not_found" if isinstance(error, NotFoundError) else "playbook_invalid"
+            return self._failed(leased, ToolError(kind=kind, message=str(error)), started)
         except Exception as error:
             # A bug of ours or of a plugin. One command must not stop the others.
             log.exception(
