@@ -82,7 +82,10 @@ def test_the_environment_is_read_in_one_place() -> None:
         str(path.relative_to(ROOT))
         for path in sources()
         if "noetl_cli/" not in path.as_posix()
-        and not path.as_posix().endswith(("process/service.py", "process/config.py"))
+        and not path.as_posix().endswith(
+            # The last one builds the bare environment of a child.
+            ("process/service.py", "process/config.py", "children/pool.py")
+        )
         and re.search(r"os\.(environ|getenv)", path.read_text())
     ]
     assert readers == []

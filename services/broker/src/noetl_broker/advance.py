@@ -12,12 +12,14 @@ we never got, a lease that another worker took over) makes the commit fail as a 
 are dropped, loaded anew, and the letters done again.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import asyncpg
 import structlog
 
 from noetl_broker.accept import ExecutionMessage, accept, checkpoint, expire
+from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
 from noetl_broker.states import Live, States
 from noetl_broker.turn import Letter, Taken, Turn
@@ -71,6 +73,7 @@ class Broker:
                 if is_transient(error):
                     raise
                 log.info("broker.reload", reason=str(error), executions=len(turn.touched))
+                RELOADS.add(1)
                 turn = await self._carefully(conn, letters)
         self._settle(turn)
         return turn
@@ -129,12 +132,15 @@ class Broker:
     async def _send(self, turn: Turn) -> None:
         if turn.batch.is_empty:
             return
+        begun = time.perf_counter()
         try:
             await batches.commit(turn.conn, turn.batch)
         except asyncpg.PostgresError as error:
             if batches.is_fenced(error):
                 raise ShardLostError(shard_ids=tuple(turn.batch.fences)) from error
             raise
+        COMMIT_MS.record((time.perf_counter() - begun) * 1000)
+        measure(turn.batch)
 
     async def _gather(self, turn: Turn, taken: list[Taken], *, reload: bool) -> None:
         # A Start is new, as far as we know; if it is not, the commit says so.

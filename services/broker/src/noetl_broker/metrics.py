@@ -2,6 +2,8 @@
 
 from opentelemetry import metrics
 
+from noetl_core.store.batch import Batch
+
 _meter = metrics.get_meter("noetl.broker")
 
 EVENTS = _meter.create_counter(
@@ -22,5 +24,15 @@ PARKED = _meter.create_counter(
     "noetl_broker_parked_total", unit="1", description="Bodies moved to the dead letters."
 )
 RESULT_BYTES = _meter.create_histogram(
-    "noetl_event_result_bytes", unit="By", description="Size of event.result."
+    "noetl_event_result_bytes", unit="By", description="Largest event.result of a group commit."
 )
+
+
+def measure(batch: Batch) -> None:
+    """What a committed batch held."""
+    EVENTS.add(len(batch.events))
+    BATCH_EVENTS.record(len(batch.events))
+    if batch.dead_letters:
+        PARKED.add(len(batch.dead_letters))
+    # The largest of the batch: a record for each row would cost more than the row.
+    RESULT_BYTES.record(max((len(row.result) for row in batch.events if row.result), default=0))

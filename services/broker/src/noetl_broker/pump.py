@@ -8,7 +8,6 @@ import structlog
 from noetl_broker.advance import Broker
 from noetl_broker.dispatch import dispatch
 from noetl_broker.intake import Intake
-from noetl_broker.metrics import BATCH_EVENTS, EVENTS
 from noetl_broker.turn import Letter, Turn
 from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
@@ -43,8 +42,6 @@ class Pump:
         if turn is not None:
             await dispatch(self._bus, turn)
             await _acknowledge(turn, deliveries)
-            EVENTS.add(len(turn.batch.events))
-            BATCH_EVENTS.record(len(turn.batch.events))
         return True
 
     async def _until_committed(self, letters: list[Letter]) -> Turn | None:

@@ -38,6 +38,8 @@ class ExecutionStarted(Fact, frozen=True, kw_only=True, tag="execution.started")
 
 
 class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
+    """A token came in. `tokens`: how many it stands for, where they waited at a barrier."""
+
     step: StepName
     visit: int
     tokens: int = 1
@@ -45,6 +47,8 @@ class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
 
 
 class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
+    """A worker may take it from now on."""
+
     step: StepName
     visit: int
     command_id: CommandId
@@ -57,6 +61,8 @@ class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
 
 
 class CommandClaimed(Fact, frozen=True, kw_only=True, tag="command.claimed"):
+    """A worker has it."""
+
     step: StepName
     visit: int
     command_id: CommandId
@@ -67,6 +73,8 @@ class CommandClaimed(Fact, frozen=True, kw_only=True, tag="command.claimed"):
 
 
 class CallDone(Fact, frozen=True, kw_only=True, tag="call.done"):
+    """The tool ended well. `ctx`: what its tasks set."""
+
     step: StepName
     visit: int
     command_id: CommandId
@@ -80,6 +88,8 @@ class CallDone(Fact, frozen=True, kw_only=True, tag="call.done"):
 
 
 class CallFailed(Fact, frozen=True, kw_only=True, tag="call.error"):
+    """The tool failed, after whatever its own rules tried."""
+
     step: StepName
     visit: int
     command_id: CommandId
@@ -119,6 +129,8 @@ class LoopStarted(Fact, frozen=True, kw_only=True, tag="loop.started"):
 
 
 class LoopDone(Fact, frozen=True, kw_only=True, tag="loop.done"):
+    """Every item has ended, or the first failure has and what was open with it."""
+
     step: StepName
     visit: int
     loop_id: LoopId
@@ -136,6 +148,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepExited(Fact, frozen=True, kw_only=True, tag="step.exit"):
+    """The step ended well. `hops`: where its token went."""
+
     step: StepName
     visit: int
     result: Envelope
@@ -156,19 +170,27 @@ class StepFailed(Fact, frozen=True, kw_only=True, tag="step.failed"):
 
 
 class CheckpointCommitted(Fact, frozen=True, kw_only=True, tag="checkpoint.committed"):
+    """The epoch was closed with this execution at this point."""
+
     barrier: EpochId
 
 
 class ExecutionCompleted(Fact, frozen=True, kw_only=True, tag="execution.completed"):
+    """No token and no command is left."""
+
     result: Envelope | None = None
 
 
 class ExecutionFailed(Fact, frozen=True, kw_only=True, tag="execution.failed"):
+    """A failure that no arc took. Whatever else was open is stopped."""
+
     error: ToolError
     step: StepName | None = None
 
 
 class ExecutionCancelled(Fact, frozen=True, kw_only=True, tag="execution.cancelled"):
+    """Somebody asked for it. Whatever was open is stopped."""
+
     reason: str = ""
 
 

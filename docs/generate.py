@@ -1,0 +1,124 @@
+"""Writes docs/generated from the code: events, settings, subjects, metrics. Run by `./task docs`.
+
+tests/architecture/test_generated_docs.py proves that what is committed is what this writes.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from noetl_core.domain.events import FACT_BY_TYPE
+from noetl_core.process.config import Config
+from noetl_core.wire import subjects
+
+ROOT = Path(__file__).parents[1]
+SERVICES = sorted(path.parent.name for path in (ROOT / "services").glob("*/src"))
+
+
+def main() -> None:
+    folder = ROOT / "docs" / "generated"
+    folder.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text)
+
+
+def pages() -> dict[str, str]:
+    return {
+        "events.md": _page("Events", "libs/noetl_core/.../domain/events.py", _events()),
+        "settings.md": _page("Settings", "the `config.py` of each service", _settings()),
+        "subjects.md": _page("Subjects", "libs/noetl_core/.../wire/subjects.py", _subjects()),
+        "metrics.md": _page("Metrics", "the `metrics.py` of each service", _metrics()),
+    }
+
+
+def _page(title: str, source: str, lines: Iterator[str]) -> str:
+    head = f"# {title}\n\nWritten by `./task docs` from {source}. Do not edit.\n\n"
+    return head + "\n".join(lines) + "\n"
+
+
+def _events() -> Iterator[str]:
+    yield "| event | fields | what it says |"
+    yield "|---|---|---|"
+    for name, kind in FACT_BY_TYPE.items():
+        fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(kind))
+        own = kind.__doc__ if "__doc__" in vars(kind) else None
+        yield f"| `{name}` | {fields} | {_one_line(own)} |"
+
+
+def _settings() -> Iterator[str]:
+    yield "Every service reads:\n"
+    yield from _setting_table(Config, common=frozenset())
+    common = frozenset(field.name for field in msgspec.structs.fields(Config))
+    for service in SERVICES:
+        kind = _config_of(service)
+        if any(field.name not in common for field in msgspec.structs.fields(kind)):
+            yield f"\n## {service}\n"
+            yield from _setting_table(kind, common=common)
+
+
+def _config_of(service: str) -> type[Config]:
+    module = importlib.import_module(f"noetl_{service.replace('-', '_')}.main")
+    kind: type[Config] = module.SERVICE[1]
+    return kind
+
+
+def _setting_table(kind: type[Config], *, common: frozenset[str]) -> Iterator[str]:
+    yield "| variable | default | what it does |"
+    yield "|---|---|---|"
+    for field in msgspec.structs.fields(kind):
+        if field.name not in common:
+            default = "(required)" if field.required else f"`{field.default!r}`"
+            yield f"| `NOETL_{field.name.upper()}` | {default} | {_description(field.type)} |"
+
+
+def _description(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return next((_one_line(m.description) for m in get_args(kind) if isinstance(m, Meta)), "")
+    return f"one of {', '.join(map(str, get_args(kind)))}" if get_args(kind) else ""
+
+
+def _subjects() -> Iterator[str]:
+    yield "```"
+    yield inspect.cleandoc(subjects.__doc__ or "")
+    yield "```"
+
+
+def _metrics() -> Iterator[str]:
+    yield "| metric | unit | service | what it says |"
+    yield "|---|---|---|---|"
+    for service in SERVICES:
+        package = f"noetl_{service.replace('-', '_')}"
+        source = (ROOT / "services" / service / "src" / package / "metrics.py").read_text()
+        for name, unit, description in sorted(_declared(source)):
+            yield f"| `{name}` | {unit} | {service} | {_one_line(description)} |"
+
+
+def _declared(source: str) -> Iterator[tuple[str, str, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr.startswith("create_")
+        ):
+            keywords = {
+                word.arg: word.value.value
+                for word in node.keywords
+                if word.arg and isinstance(word.value, ast.Constant)
+            }
+            first = node.args[0] if node.args else None
+            name = first.value if isinstance(first, ast.Constant) else keywords.get("name", "")
+            yield str(name), str(keywords.get("unit", "")), str(keywords.get("description", ""))
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
