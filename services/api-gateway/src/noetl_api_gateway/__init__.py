@@ -1,0 +1,1 @@
+"""The HTTP door: clients start, watch and cancel executions here."""

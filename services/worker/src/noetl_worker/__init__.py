@@ -1,0 +1,1 @@
+"""Leases commands, runs their tools and reports what happened."""
