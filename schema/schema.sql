@@ -13,6 +13,8 @@ BEGIN
         JOIN unnest(fence_shard, fence_epoch) AS f (shard_id, epoch)
             ON s.shard_id = f.shard_id AND s.epoch = f.epoch
         WHERE s.role = 'broker'
+        -- Everyone who locks several shards does it in this order: no deadlock.
+        ORDER BY s.shard_id
         FOR SHARE OF s
     ) AS fenced;
     IF held <> cardinality(fence_shard) THEN
@@ -592,11 +594,13 @@ CREATE INDEX event_shard_idx ON ONLY noetl.event USING btree (shard_id, event_id
 
 CREATE INDEX event_default_shard_id_event_id_idx ON noetl.event_default USING btree (shard_id, event_id);
 
-CREATE INDEX execution_open_idx ON noetl.execution USING btree (updated_at) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text]));
+CREATE INDEX execution_open_idx ON noetl.execution USING btree (execution_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text]));
 
 CREATE INDEX execution_path_idx ON noetl.execution USING btree (path, started_at DESC);
 
 CREATE INDEX execution_recent_idx ON noetl.execution USING btree (started_at DESC, execution_id DESC);
+
+CREATE INDEX execution_status_idx ON noetl.execution USING btree (status, started_at DESC, execution_id DESC);
 
 CREATE INDEX inbox_execution_idx ON noetl.inbox USING btree (execution_id) WHERE (execution_id IS NOT NULL);
 

@@ -115,7 +115,9 @@ CREATE TABLE noetl.execution (
 ) WITH (fillfactor = 70);
 CREATE INDEX execution_recent_idx ON noetl.execution (started_at DESC, execution_id DESC);
 CREATE INDEX execution_path_idx ON noetl.execution (path, started_at DESC);
-CREATE INDEX execution_open_idx ON noetl.execution (updated_at)
+CREATE INDEX execution_status_idx ON noetl.execution (status, started_at DESC, execution_id DESC);
+-- Not on a column that every update changes: those updates could not be HOT then.
+CREATE INDEX execution_open_idx ON noetl.execution (execution_id)
     WHERE status IN ('PENDING', 'RUNNING');
 
 -- Who may write which shard. `epoch` is the fencing token: it rises with every change of owner.

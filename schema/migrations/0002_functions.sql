@@ -42,6 +42,8 @@ BEGIN
         JOIN unnest(fence_shard, fence_epoch) AS f (shard_id, epoch)
             ON s.shard_id = f.shard_id AND s.epoch = f.epoch
         WHERE s.role = 'broker'
+        -- Everyone who locks several shards does it in this order: no deadlock.
+        ORDER BY s.shard_id
         FOR SHARE OF s
     ) AS fenced;
     IF held <> cardinality(fence_shard) THEN

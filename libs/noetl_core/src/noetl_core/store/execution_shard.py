@@ -49,10 +49,16 @@ async def claim(
 
 
 # A lease that ran out is still ours as long as nobody claimed the shard: the epoch is the same.
+# Rows are locked in the order of their shards, as the fence of a commit does: no deadlock.
 _RENEW = """
 UPDATE noetl.execution_shard
 SET leased_until = now() + make_interval(secs => $3), updated_at = now()
-WHERE role = $1 AND owner_runtime_id = $2
+WHERE role = $1 AND owner_runtime_id = $2 AND shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard
+    WHERE role = $1 AND owner_runtime_id = $2
+    ORDER BY shard_id
+    FOR UPDATE
+))
 RETURNING shard_id, epoch
 """
 
@@ -68,7 +74,12 @@ async def renew(
 _RELEASE = """
 UPDATE noetl.execution_shard
 SET owner_runtime_id = NULL, owner_instance = NULL, leased_until = NULL, updated_at = now()
-WHERE role = $1 AND owner_runtime_id = $2 AND ($3::integer[] IS NULL OR shard_id = ANY ($3))
+WHERE role = $1 AND owner_runtime_id = $2 AND shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard
+    WHERE role = $1 AND owner_runtime_id = $2 AND ($3::integer[] IS NULL OR shard_id = ANY ($3))
+    ORDER BY shard_id
+    FOR UPDATE
+))
 """
 
 
