@@ -4,6 +4,7 @@ postgres/    the database cluster          nats/     the streams of JetStream
 store/       results too large for a row   logs/     one file a part
 ports.json   ports, chosen once            key       encrypts credentials (0600)
 dev.json     what runs now                 lock      held while a supervisor lives
+tmp/         scratch of the services, emptied at every start
 """
 
 import base64
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,7 @@ class DataDir:
         self.nats = self.root / "nats"
         self.store = self.root / "store"
         self.logs = self.root / "logs"
+        self.scratch = self.root / "tmp"
         self.state_file = self.root / "dev.json"
         self._ports_file = self.root / "ports.json"
         self._key_file = self.root / "key"
@@ -60,6 +63,11 @@ class DataDir:
             yield
         finally:
             os.close(descriptor)
+
+    def clear_scratch(self) -> None:
+        """A process that was killed leaves its temporary files: nobody reads them again."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(exist_ok=True)
 
     def kept_ports(self) -> dict[str, int]:
         try:

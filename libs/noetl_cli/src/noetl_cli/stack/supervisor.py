@@ -61,6 +61,7 @@ async def open_stack(options: StackOptions, report: Report) -> AsyncIterator["Su
     data_dir.create()
     with data_dir.locked():
         await _end_leftovers(data_dir, report)
+        data_dir.clear_scratch()
         supervisor = Supervisor(options, data_dir, report)
         try:
             await supervisor.start()
@@ -147,6 +148,7 @@ class Supervisor:
             "NOETL_NATS_URL": self.state.nats_url,
             "NOETL_GATEWAY_HOST": HOST,
             "NOETL_GATEWAY_PORT": str(self._gateway_port),
+            "TMPDIR": str(self._data_dir.scratch),
         }
 
     async def _launch(self, program: Program, group: list[Child]) -> None:
