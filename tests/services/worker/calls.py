@@ -27,7 +27,6 @@ def call_of(
         config=config or {},
         input=given or {},
         names={**(names or {}), **(given or {})},
-        idempotency_key="1:a.1",
         attempt=1,
         timeout_s=timeout_s,
         credential=credential,

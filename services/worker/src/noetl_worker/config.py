@@ -15,7 +15,7 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     ] = "cpu"
     worker_slots: Annotated[
         int, Meta(gt=0, le=1000, description="Commands that run at the same time.")
-    ] = 16
+    ] = 64
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a command stays ours without a heartbeat.")
     ] = 60.0

@@ -23,7 +23,7 @@ from noetl_core.store.postgres import Pool, is_postgres_away
 from noetl_core.wire.messages import BODY_BYTES_MAX, Claimed, Done, Failed
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_worker.held import Finished, Held, HeldCommand
-from noetl_worker.metrics import BATCHES, BUSY_SECONDS, COMMANDS
+from noetl_worker.metrics import Tally
 
 CLAIM_WAIT_SECONDS = 0.02
 FLUSHES_MAX = 4
@@ -43,7 +43,7 @@ class _Note(NamedTuple):
 
 
 class Outbox:
-    def __init__(self, bus: Bus, pool: Pool, held: Held, worker_id: WorkerId) -> None:
+    def __init__(self, bus: Bus, pool: Pool, held: Held, worker_id: WorkerId, tally: Tally) -> None:
         self._bus = bus
         self._pool = pool
         self._held = held
@@ -52,8 +52,7 @@ class Outbox:
         self._flushes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._is_due = False
-        self._done = self._failed = 0
-        self._busy_ms = 0.0
+        self._tally = tally
 
     def claim(self, leased: Leased) -> None:
         message = Claimed(
@@ -72,7 +71,8 @@ class Outbox:
         finished = Finished(leased.shard_id, msgspec.Raw(body), len(body))
         self._held.finish(leased.key, finished)
         self._add(leased.shard_id, _Note(finished.body, finished.size, leased.key))
-        self._count(message)
+        self._tally.ended["ok" if isinstance(message, Done) else "error"] += 1
+        self._tally.busy_ms += message.duration_ms
         self._send_soon()
 
     def repeat(self, commands: Iterable[HeldCommand]) -> None:
@@ -109,7 +109,6 @@ class Outbox:
         task = asyncio.create_task(self._send_all(waiting), name="worker.flush")
         self._flushes.add(task)
         task.add_done_callback(self._sent)
-        self._report()
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
@@ -128,7 +127,7 @@ class Outbox:
         if len(body) > BODY_BYTES_MAX or not await self._bus.publish(event_batch(shard), body):
             await self._put_into_inbox(shard, body)
         else:
-            BATCHES.add(1, {"road": "nats"})
+            self._tally.batches += 1
         self._held.publish(note.ends for note in batch if note.ends is not None)
 
     async def _put_into_inbox(self, shard: ShardId, body: bytes) -> None:
@@ -139,23 +138,8 @@ class Outbox:
                 raise
             log.warning("emit.delayed", shard_id=shard, error=str(error))
             return
-        BATCHES.add(1, {"road": "inbox"})
+        self._tally.inboxed += 1
         await self._bus.wake(inbox_wake(shard))
-
-    def _count(self, message: Done | Failed) -> None:
-        self._busy_ms += message.duration_ms
-        if isinstance(message, Done):
-            self._done += 1
-        else:
-            self._failed += 1
-
-    def _report(self) -> None:
-        for outcome, count in (("ok", self._done), ("error", self._failed)):
-            if count:
-                COMMANDS.add(count, {"outcome": outcome})
-        BUSY_SECONDS.add(self._busy_ms / 1000)
-        self._done = self._failed = 0
-        self._busy_ms = 0.0
 
 
 def batches(notes: list[_Note]) -> Iterator[list[_Note]]:

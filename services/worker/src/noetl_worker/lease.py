@@ -9,17 +9,19 @@ wake-up costs at most the poll.
 """
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ShardId, WorkerId
 from noetl_core.store import command
-from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.subjects import any_pool_wake, pool_wake, worker_wake
-from noetl_worker.metrics import LEASED
+from noetl_worker.metrics import Tally
+from noetl_worker.work import Work
+
+BURST_MIN = 8
+BURST_MAX = 256
 
 _ANY_SHARD = ShardId(0)
 
@@ -37,8 +39,8 @@ class Leaser:
         lease_seconds: float,
         poll_seconds: float,
         poll_away_seconds: float,
-        free_slots: Callable[[], int],
-        begin: Callable[[Leased], None],
+        work: Work,
+        tally: Tally,
     ) -> None:
         self._pool = pool
         self._bus = bus
@@ -47,8 +49,9 @@ class Leaser:
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
         self._poll_away_seconds = poll_away_seconds
-        self._free_slots = free_slots
-        self._begin = begin
+        self._work = work
+        self._tally = tally
+        self._burst = BURST_MIN
         self.wake = asyncio.Event()
         self._announced = 0
         self._is_hungry = False
@@ -62,7 +65,7 @@ class Leaser:
     async def heard(self, body: bytes) -> None:
         """There is work. The body says how much, in digits."""
         count = int(body) if body.isdigit() else 1
-        if self._free_slots() > 0:
+        if self._work.free_slots() > 0:
             self._announced += count
             self.wake.set()
         else:
@@ -76,28 +79,40 @@ class Leaser:
 
     async def turn(self) -> bool:
         """Fill the free slots once."""
-        free = self._free_slots()
+        free = self._work.free_slots()
         if free <= 0:
             self._is_hungry = True
             return False
+        limit = min(free, self._next_burst())
         announced, self._announced = self._announced, 0
         leased = await command.lease(
             self._pool,
             self._worker_id,
             [self._pool_name],
-            limit=free,
+            limit=limit,
             lease_seconds=self._lease_seconds,
         )
-        self._is_hungry = len(leased) == free
+        self._is_hungry = len(leased) == limit
         for each in leased:
-            self._begin(each)
-        if leased:
-            LEASED.add(len(leased))
-        if self._is_hungry:
+            self._work.begin(each)
+        self._tally.leased += len(leased)
+        if not self._is_hungry:
+            await self._plan_next_look(found=bool(leased))
+        elif limit == free:
             await self._pass_on(announced - len(leased))
         else:
-            await self._plan_next_look(found=bool(leased))
-        return False
+            self._announced += max(0, announced - len(leased))
+        return self._is_hungry and limit < free
+
+    def _next_burst(self) -> int:
+        """Much at once where everything is over at once; else a little, and then a second look.
+
+        What we lease and cannot run yet, because it waits for a child process, is lost to workers
+        that could. So we look how the first ones fare before we take more.
+        """
+        self._burst = self._burst * 2 if self._work.is_idle else BURST_MIN
+        self._burst = min(self._burst, BURST_MAX)
+        return self._burst
 
     async def _pass_on(self, count: int) -> None:
         if count > 0:

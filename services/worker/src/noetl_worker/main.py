@@ -21,7 +21,7 @@ from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
 from noetl_worker.held import Held
 from noetl_worker.lease import Leaser
-from noetl_worker.metrics import watch
+from noetl_worker.metrics import Tally, watch
 from noetl_worker.perform import Performer
 from noetl_worker.plan import Plans
 from noetl_worker.tools.http import HttpTool
@@ -56,13 +56,14 @@ async def start(service: Service[WorkerConfig]) -> None:
         cpu_seconds=config.python_cpu_seconds,
     )
     tools = await service.open(closing(with_plugins(_built_in(children))))
-    held = Held()
+    held, tally = Held(), Tally()
     work = Work(
         held,
-        Outbox(bus, pool, held, worker_id),
+        Outbox(bus, pool, held, worker_id, tally),
         _performer(config, pool, worker_id, tools),
         slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
+        tally=tally,
     )
     heartbeat = await service.open(
         beating(
@@ -82,12 +83,12 @@ async def start(service: Service[WorkerConfig]) -> None:
         lease_seconds=config.lease_seconds,
         poll_seconds=config.poll_seconds,
         poll_away_seconds=config.poll_away_seconds,
-        free_slots=work.free_slots,
-        begin=work.begin,
+        work=work,
+        tally=tally,
     )
     work.on_slot_freed = leaser.slot_freed
     work.on_confirmation_wanted = heartbeat.beat_now
-    watch(running=lambda: held.running, unconfirmed=lambda: held.unconfirmed)
+    watch(tally, running=lambda: held.running, unconfirmed=lambda: held.unconfirmed)
     service.background(heartbeat.wait_for_death, name="heartbeat")
     service.on_stop(lambda: work.drain(pool, worker_id, seconds=config.drain_seconds))
     await leaser.listen()

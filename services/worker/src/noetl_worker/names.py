@@ -19,7 +19,7 @@ from noetl_core.domain.result_view import error_view, plain, view_of
 from noetl_core.domain.scope import EMPTY, Scope, StepViews, iterator_names, workload_of
 from noetl_core.domain.template import is_true, render
 from noetl_worker.plan import Rendering, StepPlan
-from noetl_worker.tools.tool import Credential
+from noetl_worker.tools.tool import Credential, idempotency_key
 
 _OK = Envelope(status="ok")
 _FAILED = Envelope(status="error")
@@ -42,7 +42,7 @@ class Names:
         element: Any,
         *,
         execution_id: ExecutionId,
-        idempotency_key: str,
+        command_id: CommandId,
         load: Load,
         open_credential: Open,
     ) -> None:
@@ -57,7 +57,7 @@ class Names:
         self._results: dict[str, Any] = {}
         self._roots: dict[str, Any] = {
             "execution_id": str(execution_id),
-            "idempotency_key": idempotency_key,
+            "idempotency_key": idempotency_key(execution_id, command_id),
             "results": self._results,
             "_prev": None,
             "now": _now,
@@ -199,11 +199,6 @@ def _iterator(plan: StepPlan, brief: Brief, element: Any) -> dict[str, Any]:
         return {}
     where = brief.element
     return iterator_names(plan.step.loop.iterator, element, index=where.index, total=where.total)
-
-
-def idempotency_key(execution_id: ExecutionId, command_id: CommandId) -> str:
-    """The same for every attempt: a target that honours it does the work once."""
-    return f"{execution_id}:{command_id.rpartition('#')[0]}"
 
 
 def _now() -> str:

@@ -26,7 +26,7 @@ from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool, is_postgres_away
 from noetl_core.wire.messages import Done, Failed
 from noetl_worker.credentials import Credentials
-from noetl_worker.names import Names, idempotency_key
+from noetl_worker.names import Names
 from noetl_worker.persist import persist
 from noetl_worker.pipeline import Ended, Pipeline
 from noetl_worker.plan import Plans, StepPlan, TaskPlan
@@ -99,7 +99,7 @@ class Performer:
             brief,
             await self._element(leased, brief),
             execution_id=leased.execution_id,
-            idempotency_key=idempotency_key(leased.execution_id, leased.command_id),
+            command_id=leased.command_id,
             load=load,
             open_credential=open_credential,
         )
@@ -172,7 +172,6 @@ class _ToolRunner:
             config={**config, **task.raw} if task.raw else config,
             input=given,
             names={**self._names.iterator, **given} if self._names.iterator else given,
-            idempotency_key=idempotency_key(leased.execution_id, leased.command_id),
             attempt=attempt,
             timeout_s=task.task.timeout_s,
             credential=self._names.credential,

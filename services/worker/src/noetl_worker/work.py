@@ -12,7 +12,7 @@ from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Failed
 from noetl_worker.emit import Outbox
 from noetl_worker.held import Held
-from noetl_worker.metrics import REPUBLISHED, STOPPED
+from noetl_worker.metrics import Tally
 from noetl_worker.perform import Performer
 
 log = structlog.get_logger()
@@ -27,12 +27,14 @@ class Work:
         *,
         slots: int,
         is_crowded: Callable[[], bool],
+        tally: Tally,
     ) -> None:
         self._held = held
         self._outbox = outbox
         self._performer = performer
         self._slots = slots
         self._is_crowded = is_crowded
+        self._tally = tally
         self.on_slot_freed: Callable[[], None] = _nothing
         self.on_confirmation_wanted: Callable[[], None] = _nothing
 
@@ -40,6 +42,10 @@ class Work:
         if self._held.is_full or self._is_crowded():
             return 0
         return self._slots - self._held.running
+
+    @property
+    def is_idle(self) -> bool:
+        return self._held.running == 0
 
     def begin(self, leased: Leased) -> None:
         task = asyncio.create_task(self._run(leased), name=leased.command_id)
@@ -71,11 +77,10 @@ class Work:
         for stopped in verdict.stopped:
             log.info("command.stopped", command_id=stopped.leased.command_id)
             stopped.task.cancel()
-        if verdict.stopped:
-            STOPPED.add(len(verdict.stopped))
+        self._tally.stopped += len(verdict.stopped)
+        self._tally.repeated += len(verdict.overdue)
         if verdict.overdue:
             log.info("results.repeated", count=len(verdict.overdue))
-            REPUBLISHED.add(len(verdict.overdue))
             self._outbox.repeat(verdict.overdue)
         if verdict.confirmed:
             # Where unconfirmed results kept us from taking work, there is room again.

@@ -47,7 +47,7 @@ class PostgresTool:
         dsn = await _dsn(call)
         try:
             pool = await self._pool(dsn, _pool_size(call.config))
-            async with pool.acquire(timeout=CONNECT_SECONDS_MAX) as conn:
+            async with pool.acquire() as conn:
                 return ToolResult(await _execute(conn, statements, call.config.get("params")))
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             return ToolResult(error=_error_of(error))

@@ -31,12 +31,20 @@ class ToolCall(NamedTuple):
     input: Mapping[str, Any]
     names: Mapping[str, Any]
     """What code may use by bare name: the input, the element of the loop."""
-    idempotency_key: str
-    """The same for every attempt at this piece of work."""
     attempt: int
     timeout_s: float | None
     credential: Callable[[str], Awaitable[Credential]]
     """Opens a credential by name; raises ToolFailedError."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt: a target that honours it does the work once."""
+        return idempotency_key(self.execution_id, self.command_id)
+
+
+def idempotency_key(execution_id: ExecutionId, command_id: CommandId) -> str:
+    """The command's id without the number of its attempt."""
+    return f"{execution_id}:{command_id.rpartition('#')[0]}"
 
 
 class ToolResult(NamedTuple):
