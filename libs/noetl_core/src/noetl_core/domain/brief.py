@@ -60,8 +60,8 @@ def brief_for(
         ctx=_ctx(state, reads),
         steps={
             name: step.result
-            for name, step in state.steps.items()
-            if name in reads.steps and step.result is not None
+            for name in reads.steps
+            if (step := state.steps.get(name)) is not None and step.result is not None
         },
         payload=state.payload if reads.needs_payload else None,
         parent_ref=state.visits[visit_id(fact.step, fact.visit)].parent_ref,
