@@ -63,7 +63,11 @@ class Names:
             "now": _now,
             "uuid": _uuid,
         }
-        self.iterator = _iterator(plan, brief, element)
+        self._iterator = _iterator(plan, brief, element)
+        self.element: dict[str, Any] = {}
+        """The element of the loop under its name."""
+        if self._iterator and plan.step.loop is not None:
+            self.element = {plan.step.loop.iterator: element}
         self.ctx_patch: dict[str, Any] = {}
         """What was set in ctx, by dotted path below it."""
 
@@ -99,6 +103,9 @@ class Names:
         return answer
 
     def begin(self, label: str, attempt: int) -> None:
+        """A new attempt: `output` is nothing again until it has one."""
+        for name in ("output", "outcome", "error"):
+            self._roots.pop(name, None)
         self._roots["_task"] = label
         self._roots["_attempt"] = attempt
 
@@ -108,8 +115,8 @@ class Names:
         self._roots["output"] = self._roots["outcome"] = output
         self._roots["error"] = error_view(error)
 
-    def finish(self, label: str, data: Any) -> None:
-        view = view_of(_OK, data)
+    def finish(self, label: str, data: Any, error: ToolError | None) -> None:
+        view = view_of(_OK if error is None else _FAILED, data, error=error)
         self._local[label] = self._results[label] = self._roots["_prev"] = view
 
     def apply(self, values: Mapping[str, Any]) -> None:
@@ -117,7 +124,7 @@ class Names:
         for key, value in values.items():
             root, _, path = key.partition(".")
             if root == "iter":
-                merge_ctx(self.iterator, {path: value})
+                merge_ctx(self._iterator, {path: value})
             else:
                 # What we go on with is what the log will hold, to the last character.
                 patch = {path: as_recorded(value)}
@@ -131,7 +138,7 @@ class Names:
             ctx=self._ctx,
             steps=StepViews(brief.steps, self._document) if brief.steps else EMPTY,
             local=self._local,
-            iterator=self.iterator,
+            iterator=self._iterator,
             input=given,
             roots={**roots, "keychain": self._keychain} if with_keychain else roots,
         )

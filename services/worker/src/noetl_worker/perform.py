@@ -171,7 +171,7 @@ class _ToolRunner:
             label=task.task.label,
             config={**config, **task.raw} if task.raw else config,
             input=given,
-            names={**self._names.iterator, **given} if self._names.iterator else given,
+            names={**self._names.element, **given} if self._names.element else given,
             attempt=attempt,
             timeout_s=task.task.timeout_s,
             credential=self._names.credential,

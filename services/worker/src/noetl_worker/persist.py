@@ -109,6 +109,8 @@ def pushed_values(document: Any, paths: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     room = CONTEXT_BYTES_MAX
     for path in paths:
+        if not path and isinstance(document, StepDocument):
+            continue  # its value is not the whole of it: its tasks and attempts would be missing
         value = _read(view, path)
         if value is MISSING or _looks_secret(path, value):
             continue

@@ -97,7 +97,7 @@ class Pipeline:
             number += 1
         self._returned[task.task.label] = result.data
         if len(self._plan.tasks) > 1:
-            self._names.finish(task.task.label, result.data)
+            self._names.finish(task.task.label, result.data, result.error)
         return self._follow(task, action, result.error)
 
     async def _attempt(

@@ -9,7 +9,6 @@ mistaken for an answer.
 """
 
 import ast
-import asyncio
 import builtins
 import importlib
 import inspect
@@ -167,7 +166,11 @@ def _arguments(
 
 
 def _awaited(value: Any) -> Any:
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    if not inspect.iscoroutine(value):
+        return value
+    import asyncio  # noqa: PLC0415 - as long as everything else takes together, and seldom needed
+
+    return asyncio.run(value)
 
 
 def _plain(value: Any) -> Any:

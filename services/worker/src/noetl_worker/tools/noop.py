@@ -9,8 +9,6 @@ class NoopTool:
     kind = "noop"
 
     async def run(self, call: ToolCall) -> ToolResult:
-        if "value" in call.config:
-            return ToolResult(call.config["value"])
         return ToolResult(dict(call.input)) if call.input else _NOTHING
 
     async def close(self) -> None:
