@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from noetl_cli.failure import CommandFailed
 from noetl_cli.stack.data_dir import DataDir
 from noetl_cli.stack.ephemeral import ephemeral_stack
 from noetl_cli.stack.processes import ProcessRecord
-from noetl_cli.stack.state import read_running
+from noetl_cli.stack.state import StackState, read_running
 from noetl_cli.stack.supervisor import StackOptions
 from noetl_cli.terminal import say
 
@@ -50,7 +50,7 @@ class System:
     url: str
     dsn: str
     nats_url: str
-    parts: tuple[ProcessRecord, ...]
+    parts: Callable[[], tuple[ProcessRecord, ...]]
 
 
 async def measure(name: str, *, n: int | None, data_dir: Path | None) -> Figures:
@@ -58,9 +58,11 @@ async def measure(name: str, *, n: int | None, data_dir: Path | None) -> Figures
     count = n or n_default
     async with _system(data_dir) as system, open_gateway(system.url) as gateway:
         gateway.patience_seconds = LONG_PATIENCE_SECONDS
-        before = cpu_seconds(system.parts)
+        before = system.parts()
+        spent = cpu_seconds(before)
         run = await workload(gateway, count)
-        used = usage(system.parts, before)
+        _same_processes(before, system.parts())
+        used = usage(before, spent)
         figures = await _read_figures(name, count, run, system, used)
         if name == "fanout":
             return _compared(figures, await measure_write_path(system.dsn, system.nats_url, count))
@@ -73,13 +75,28 @@ async def _system(data_dir: Path | None) -> AsyncIterator[System]:
         state = read_running(DataDir(data_dir))
         if state is None:
             raise CommandFailed(f"no `noetl dev` runs in {data_dir}: start it, or leave it out.")
-        yield System(url=state.url, dsn=state.dsn, nats_url=state.nats_url, parts=state.parts)
+        yield _system_of(state, lambda: _parts_in(data_dir))
         return
     # A process per service, so that each one's share can be told; and as durable as ever.
     options = StackOptions(data_dir=Path(), is_separate=True)
     async with ephemeral_stack(say, options=options) as stack:
-        state = stack.state
-        yield System(url=state.url, dsn=state.dsn, nats_url=state.nats_url, parts=state.parts)
+        yield _system_of(stack.state, lambda: stack.state.parts)
+
+
+def _system_of(state: StackState, parts: Callable[[], tuple[ProcessRecord, ...]]) -> System:
+    return System(url=state.url, dsn=state.dsn, nats_url=state.nats_url, parts=parts)
+
+
+def _parts_in(data_dir: Path) -> tuple[ProcessRecord, ...]:
+    state = read_running(DataDir(data_dir))
+    return () if state is None else state.parts
+
+
+def _same_processes(before: tuple[ProcessRecord, ...], after: tuple[ProcessRecord, ...]) -> None:
+    """Figures of a run in which something died would say little about a system that works."""
+    died = sorted({part.name for part in before} - {part.name for part in after if part in before})
+    if died:
+        raise CommandFailed(f"{', '.join(died)} died while it was measured: there are no figures.")
 
 
 async def _read_figures(

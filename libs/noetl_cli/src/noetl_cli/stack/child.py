@@ -19,6 +19,8 @@ READY_SECONDS_MAX = 60.0
 
 _READY_POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
+_LOG_TAIL_BYTES = 64 * 1024
+_LAST_WORDS_MAX = 300
 
 
 class Child:
@@ -100,11 +102,19 @@ class Child:
             await self.ended()
 
     def log_tail(self) -> str:
+        return "\n".join([*self._log_lines()[-_LOG_TAIL_LINES:], f"(all of it: {self.log_file})"])
+
+    def last_words(self) -> str:
+        lines = self._log_lines()
+        return f"Its last words: {lines[-1][:_LAST_WORDS_MAX]}" if lines else "It said nothing."
+
+    def _log_lines(self) -> list[str]:
         try:
-            lines = self.log_file.read_text(errors="replace").splitlines()
+            with self.log_file.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES, 0))
+                return log.read().decode(errors="replace").splitlines()
         except OSError:
-            return ""
-        return "\n".join([*lines[-_LOG_TAIL_LINES:], f"(all of it: {self.log_file})"])
+            return []
 
     def bound_log(self) -> None:
         """Keep one older piece. The program appends, so after the cut it goes on at the start."""

@@ -176,7 +176,7 @@ class Supervisor:
             deaths = 0 if loop.time() - started_at > _STEADY_SECONDS else deaths
             delay = RESTART_DELAYS_SECONDS[min(deaths, len(RESTART_DELAYS_SECONDS) - 1)]
             deaths += 1
-            self._report(f"{child.name} ended ({reason}), starts again ({child.log_file})")
+            self._report(f"{child.name} ended ({reason}), starts again. {child.last_words()}")
             await asyncio.sleep(delay)
             if child in self._services:
                 await self._database_answers()

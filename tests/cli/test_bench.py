@@ -1,0 +1,106 @@
+"""`noetl bench`: one line of measured figures per workload."""
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from cli.stacks import DevStack, noetl, noetl_process
+from noetl_cli.bench.log_figures import percentiles
+from noetl_cli.bench.usage import cpu_seconds, usage
+from noetl_cli.stack.processes import record_of
+
+KEYS = {
+    "bench", "n", "tasks", "seconds", "tasks_per_second", "latency_of", "p50_ms", "p99_ms",
+    "events_per_task", "services", "cpus", "write_path", "ratio_to_write_path",
+}  # fmt: skip
+
+
+def measured(stack: DevStack, name: str, n: int) -> dict[str, Any]:
+    answer = noetl("bench", name, "--n", str(n), "--json", "--data-dir", stack.data_dir)
+    assert answer.returncode == 0, answer.stderr
+    (line,) = answer.stdout.splitlines()
+    figures: dict[str, Any] = json.loads(line)
+    assert figures.keys() == KEYS
+    assert figures["tasks_per_second"] == pytest.approx(
+        figures["tasks"] / figures["seconds"], rel=0.01
+    )
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+    assert figures["services"].keys() == {"postgres", "nats", "engine", "worker-1"}
+    return figures
+
+
+def test_fanout_is_compared_with_the_bare_write_path_of_the_same_run(stack: DevStack) -> None:
+    figures = measured(stack, "fanout", 300)
+
+    assert figures["tasks"] == 300
+    assert figures["latency_of"] == "task"
+    assert 3 <= figures["events_per_task"] <= 4
+    bare = figures["write_path"]
+    assert bare["n"] == 300
+    assert figures["ratio_to_write_path"] == pytest.approx(
+        figures["tasks_per_second"] / bare["tasks_per_second"], abs=0.001
+    )
+    assert figures["services"]["worker-1"]["cpu_seconds"] > 0
+    assert figures["services"]["postgres"]["peak_memory_mb"] > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "tasks", "latency_of"),
+    [
+        ("chain", 10, 10, "step"),
+        ("many", 6, 18, "execution"),
+        ("latency", 3, 3, "execution"),
+        ("payload", 4, 4, "task"),
+    ],
+)
+def test_every_workload_counts_its_tasks(
+    stack: DevStack, name: str, n: int, tasks: int, latency_of: str
+) -> None:
+    figures = measured(stack, name, n)
+
+    assert figures["tasks"] == tasks
+    assert figures["latency_of"] == latency_of
+    assert figures["write_path"] is None
+
+
+@pytest.mark.slow
+def test_without_a_running_system_it_measures_one_of_its_own_service_by_service() -> None:
+    answer = noetl_process("bench", "latency", "--n", "2", "--json")
+
+    assert answer.returncode == 0, answer.stderr
+    services = json.loads(answer.stdout)["services"]
+    assert {
+        "api-gateway",
+        "broker",
+        "projection",
+        "worker-1",
+        "postgres",
+        "nats",
+    } <= services.keys()
+
+
+def test_an_unknown_workload_is_a_usage_error_that_names_the_known_ones() -> None:
+    answer = noetl("bench", "speed")
+
+    assert answer.returncode == 2
+    assert "fanout" in answer.stderr
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    figures = percentiles([float(n) for n in range(100, 0, -1)])
+
+    assert (figures.p50_ms, figures.p99_ms) == (51.0, 100.0)
+
+
+def test_the_cpu_of_a_child_that_ended_counts_for_its_parent() -> None:
+    part = record_of("ours", os.getpid())
+    before = cpu_seconds([part])
+    subprocess.run(["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"], check=True)
+
+    used = usage([part], before)["ours"]
+
+    assert used.cpu_seconds > 0
+    assert used.peak_memory_mb > 10
