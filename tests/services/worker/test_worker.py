@@ -3,14 +3,21 @@
 import asyncio
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ShardId
+from noetl_core.process.config import ConfigError
+from noetl_core.process.secrets import generate_key, load_keyring
+from noetl_core.store import credential
 from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import BODY_BYTES_MAX, Done
 from noetl_core.wire.subjects import pool_wake
 from noetl_worker import held
+from noetl_worker.config import check_config
+from noetl_worker.main import worker_id_of
 from services.worker.desk import (
     Ear,
     config,
@@ -248,3 +255,90 @@ async def test_a_stopping_worker_ends_what_runs_and_gives_up_what_does_not_end(
 
     assert left is not None
     assert tuple(left) == (hangs[1], True)
+
+
+async def test_many_results_are_cut_into_messages_that_fit(
+    database: str, pool: Pool, nats_url: str
+) -> None:
+    text = playbook(
+        """
+- step: a
+  input: {text: "{{ 'x' * 60000 }}"}
+  tool: {kind: noop}
+"""
+    )
+    catalog_id = await register(pool, text)
+    for n in range(24):
+        await issue(pool, catalog_id, "a", index=n, element=n)
+
+    async with listening(nats_url, pool) as ear, working(config(database, nats_url)):
+        await eventually(lambda: len(ear.ends) == 24)
+
+    sizes = [
+        sum(m.stored.bytes for m in batch if isinstance(m, Done) and m.stored)
+        for batch in ear.batches
+    ]
+    assert len(ear.ends) == 24
+    assert max(sizes) < BODY_BYTES_MAX
+    assert await pool.fetchval("SELECT count(*) FROM noetl.inbox") == 0
+
+
+async def test_a_result_that_fits_in_no_message_takes_the_inbox(
+    database: str, pool: Pool, nats_url: str
+) -> None:
+    text = playbook("- step: a\n  tool: {kind: python, code: \"result = 'x' * 700000\"}")
+    key = await issue(pool, await register(pool, text), "a")
+
+    async with listening(nats_url, pool) as ear, working(config(database, nats_url)):
+        while not ear.ends:
+            await asyncio.sleep(0.02)
+            await ear.drain_inbox()
+        assert await ear.done(key) == "x" * 700_000
+
+
+async def test_a_large_result_is_in_the_shared_directory_before_anyone_hears_of_it(
+    database: str, pool: Pool, nats_url: str, tmp_path: Path
+) -> None:
+    text = playbook("- step: a\n  tool: {kind: python, code: \"result = 'x' * 700000\"}")
+    key = await issue(pool, await register(pool, text), "a")
+    stored_here = config(database, nats_url, store_dir=str(tmp_path))
+
+    async with listening(nats_url, pool) as ear, working(stored_here):
+        end = await ear.end_of(key)
+
+    assert isinstance(end, Done)
+    assert end.stored is not None
+    assert end.stored.uri == f"pvc:42/{key[0]}/a.1%231"
+    assert (tmp_path / end.stored.uri.removeprefix("pvc:")).stat().st_size == end.stored.bytes
+
+
+async def test_a_credential_opens_a_database_and_is_seen_nowhere(
+    database: str, pool: Pool, nats_url: str
+) -> None:
+    key_text = generate_key()
+    sealed = load_keyring(key_text).encrypt("pg", {"dsn": database})
+    await credential.upsert(pool, "pg", kind="postgres", sealed=sealed)
+    text = playbook(
+        """
+- step: a
+  tool: {kind: postgres, auth: pg, query: "SELECT $1::int + 1 AS n", params: [1]}
+"""
+    )
+    key = await issue(pool, await register(pool, text), "a")
+
+    async with (
+        listening(nats_url, pool) as ear,
+        working(config(database, nats_url, encryption_key=key_text)),
+    ):
+        assert (await ear.done(key))["rows"] == [{"n": 2}]
+
+    assert database not in str(ear.batches)
+
+
+def test_a_lease_that_a_heartbeat_cannot_keep_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="NOETL_LEASE_SECONDS"):
+        check_config(config("dsn", "url", lease_seconds=5.0, heartbeat_seconds=2.0))
+
+
+def test_a_worker_id_is_one_token_of_a_subject() -> None:
+    assert worker_id_of("worker-node.example.com-17") == "worker-node-example-com-17"
