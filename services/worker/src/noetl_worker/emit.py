@@ -23,7 +23,7 @@ from noetl_core.store.postgres import Pool, is_postgres_away
 from noetl_core.wire.messages import BODY_BYTES_MAX, Claimed, Done, Failed
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_worker.held import Finished, Held, HeldCommand
-from noetl_worker.metrics import Tally
+from noetl_worker.metrics import TALLY
 
 CLAIM_WAIT_SECONDS = 0.02
 FLUSHES_MAX = 4
@@ -43,7 +43,7 @@ class _Note(NamedTuple):
 
 
 class Outbox:
-    def __init__(self, bus: Bus, pool: Pool, held: Held, worker_id: WorkerId, tally: Tally) -> None:
+    def __init__(self, bus: Bus, pool: Pool, held: Held, worker_id: WorkerId) -> None:
         self._bus = bus
         self._pool = pool
         self._held = held
@@ -52,7 +52,6 @@ class Outbox:
         self._flushes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._is_due = False
-        self._tally = tally
 
     def claim(self, leased: Leased) -> None:
         message = Claimed(
@@ -71,8 +70,7 @@ class Outbox:
         finished = Finished(leased.shard_id, msgspec.Raw(body), len(body))
         self._held.finish(leased.key, finished)
         self._add(leased.shard_id, _Note(finished.body, finished.size, leased.key))
-        self._tally.ended["ok" if isinstance(message, Done) else "error"] += 1
-        self._tally.busy_ms += message.duration_ms
+        _count(message)
         self._send_soon()
 
     def repeat(self, commands: Iterable[HeldCommand]) -> None:
@@ -127,7 +125,7 @@ class Outbox:
         if len(body) > BODY_BYTES_MAX or not await self._bus.publish(event_batch(shard), body):
             await self._put_into_inbox(shard, body)
         else:
-            self._tally.batches += 1
+            TALLY.nats_batches += 1
         self._held.publish(note.ends for note in batch if note.ends is not None)
 
     async def _put_into_inbox(self, shard: ShardId, body: bytes) -> None:
@@ -138,8 +136,16 @@ class Outbox:
                 raise
             log.warning("emit.delayed", shard_id=shard, error=str(error))
             return
-        self._tally.inboxed += 1
+        TALLY.inbox_batches += 1
         await self._bus.wake(inbox_wake(shard))
+
+
+def _count(message: Done | Failed) -> None:
+    TALLY.busy_ms += message.duration_ms
+    if isinstance(message, Done):
+        TALLY.done += 1
+    else:
+        TALLY.failed += 1
 
 
 def batches(notes: list[_Note]) -> Iterator[list[_Note]]:

@@ -17,7 +17,7 @@ from noetl_core.domain.ids import ShardId, WorkerId
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.subjects import any_pool_wake, pool_wake, worker_wake
-from noetl_worker.metrics import Tally
+from noetl_worker.metrics import TALLY
 from noetl_worker.work import Work
 
 BURST_MIN = 8
@@ -40,7 +40,6 @@ class Leaser:
         poll_seconds: float,
         poll_away_seconds: float,
         work: Work,
-        tally: Tally,
     ) -> None:
         self._pool = pool
         self._bus = bus
@@ -50,7 +49,6 @@ class Leaser:
         self._poll_seconds = poll_seconds
         self._poll_away_seconds = poll_away_seconds
         self._work = work
-        self._tally = tally
         self._burst = BURST_MIN
         self.wake = asyncio.Event()
         self._announced = 0
@@ -95,7 +93,7 @@ class Leaser:
         self._is_hungry = len(leased) == limit
         for each in leased:
             self._work.begin(each)
-        self._tally.leased += len(leased)
+        TALLY.leased += len(leased)
         if not self._is_hungry:
             await self._plan_next_look(found=bool(leased))
         elif limit == free:

@@ -21,7 +21,7 @@ from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
 from noetl_worker.held import Held
 from noetl_worker.lease import Leaser
-from noetl_worker.metrics import Tally, watch
+from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
 from noetl_worker.plan import Plans
 from noetl_worker.tools.http import HttpTool
@@ -56,14 +56,13 @@ async def start(service: Service[WorkerConfig]) -> None:
         cpu_seconds=config.python_cpu_seconds,
     )
     tools = await service.open(closing(with_plugins(_built_in(children))))
-    held, tally = Held(), Tally()
+    held = Held()
     work = Work(
         held,
-        Outbox(bus, pool, held, worker_id, tally),
+        Outbox(bus, pool, held, worker_id),
         _performer(config, pool, worker_id, tools),
         slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
-        tally=tally,
     )
     heartbeat = await service.open(
         beating(
@@ -84,11 +83,10 @@ async def start(service: Service[WorkerConfig]) -> None:
         poll_seconds=config.poll_seconds,
         poll_away_seconds=config.poll_away_seconds,
         work=work,
-        tally=tally,
     )
     work.on_slot_freed = leaser.slot_freed
     work.on_confirmation_wanted = heartbeat.beat_now
-    watch(tally, running=lambda: held.running, unconfirmed=lambda: held.unconfirmed)
+    TALLY.held = held
     service.background(heartbeat.wait_for_death, name="heartbeat")
     service.on_stop(lambda: work.drain(pool, worker_id, seconds=config.drain_seconds))
     await leaser.listen()

@@ -12,7 +12,7 @@ from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Failed
 from noetl_worker.emit import Outbox
 from noetl_worker.held import Held
-from noetl_worker.metrics import Tally
+from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
 
 log = structlog.get_logger()
@@ -27,14 +27,12 @@ class Work:
         *,
         slots: int,
         is_crowded: Callable[[], bool],
-        tally: Tally,
     ) -> None:
         self._held = held
         self._outbox = outbox
         self._performer = performer
         self._slots = slots
         self._is_crowded = is_crowded
-        self._tally = tally
         self.on_slot_freed: Callable[[], None] = _nothing
         self.on_confirmation_wanted: Callable[[], None] = _nothing
 
@@ -77,8 +75,8 @@ class Work:
         for stopped in verdict.stopped:
             log.info("command.stopped", command_id=stopped.leased.command_id)
             stopped.task.cancel()
-        self._tally.stopped += len(verdict.stopped)
-        self._tally.repeated += len(verdict.overdue)
+        TALLY.stopped += len(verdict.stopped)
+        TALLY.repeated += len(verdict.overdue)
         if verdict.overdue:
             log.info("results.repeated", count=len(verdict.overdue))
             self._outbox.repeat(verdict.overdue)
