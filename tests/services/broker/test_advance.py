@@ -7,7 +7,7 @@ from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Cancel, Expired, Failed, Reconcile, Start
+from noetl_core.wire.messages import Cancel, Done, Expired, Failed, Reconcile, Start, Stored
 from services.broker.desk import WORKER, Desk, claimed, done, letter_of
 
 CHAIN = """
@@ -217,13 +217,12 @@ async def test_an_execution_whose_playbook_is_broken_fails_and_others_go_on(desk
 async def test_a_report_the_database_cannot_store_ends_its_own_execution_only(desk: Desk) -> None:
     bad, good = await desk.start(CHAIN), await desk.start(CHAIN)
     leased = {one.execution_id: one.command_id for one in await desk.lease()}
-    # A NUL is legal in a Python text and in no text of Postgres.
-    error = ToolError(kind="python_error", message="a\x00b")
+    nowhere = Stored(tier="nowhere", bytes=1, sha256=b"", uri="nowhere/1")
     await desk.broker.advance(
         [
             letter_of(done(good, leased[good], {"go": False})),
             letter_of(
-                Failed(execution_id=bad, command_id=leased[bad], worker_id=WORKER, error=error)
+                Done(execution_id=bad, command_id=leased[bad], worker_id=WORKER, stored=nowhere)
             ),
         ]
     )
@@ -232,6 +231,22 @@ async def test_a_report_the_database_cannot_store_ends_its_own_execution_only(de
     assert (await desk.types(bad))[-1] == "execution.failed"
     assert await desk.pool.fetchval("SELECT execution_id FROM noetl.dead_letter") == bad
     assert await desk.pool.fetchval("SELECT count(*) FROM noetl.command") == 0
+
+
+async def test_a_text_that_postgres_has_no_room_for_is_recorded_without_the_character(
+    desk: Desk,
+) -> None:
+    bad = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    # A NUL is legal in a Python text and in no text of Postgres.
+    error = ToolError(kind="python_error", message="a\x00b")
+    failed = Failed(execution_id=bad, command_id=leased.command_id, worker_id=WORKER, error=error)
+    await desk.broker.advance([letter_of(failed)])
+
+    assert (await desk.types(bad))[-1] == "execution.failed"
+    recorded = "SELECT error->>'message' FROM noetl.event WHERE event_type = 'call.error'"
+    assert await desk.pool.fetchval(recorded) == "a\ufffdb"
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == 0
 
 
 async def test_a_lost_command_row_is_found_and_issued_again(desk: Desk) -> None:

@@ -5,9 +5,12 @@ message from one that came again: a command that is not open has ended, an execu
 playbook was started. Everything that is not new gives None and is dropped.
 """
 
-from typing import assert_never
+from typing import Any, assert_never
 
-from noetl_core.domain.envelope import Envelope, ParentReference, Reference
+import msgspec
+
+from noetl_core.domain.ctx import as_recorded, compose
+from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope, ParentReference, Reference
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
     AnyFact,
@@ -50,7 +53,7 @@ def accept(state: ExecutionState, message: ExecutionMessage, event_id: EventId) 
             return _started(state, message, event_id)
         case Cancel():
             if state.status == "RUNNING":
-                return ExecutionCancelled(reason=message.reason)
+                return ExecutionCancelled(reason=as_recorded(message.reason))
             return None
         case _:
             assert_never(message)
@@ -75,7 +78,7 @@ def expire(state: ExecutionState, command_id: CommandId, reason: str) -> Command
         iter_index=command.index,
         loop_id=_loop_id(state, command),
         final=final,
-        error=ToolError(kind="lost", message=reason, retryable=not final),
+        error=ToolError(kind="lost", message=as_recorded(reason), retryable=not final),
     )
 
 
@@ -116,12 +119,12 @@ def _ended(
         status="ok" if isinstance(message, Done) else "error",
         reference=None if message.stored is None else _reference(message.stored, event_id),
         parent_ref=ParentReference(ref_id=None if parent_ref is None else RefId(parent_ref)),
-        context=message.context,
+        context=_context(message),
     )
     kind: type[CallDone | CallFailed] = CallDone
     extra = {}
     if isinstance(message, Failed):
-        kind, extra = CallFailed, {"error": message.error}
+        kind, extra = CallFailed, {"error": _error(message)}
     return kind(
         step=command.step,
         visit=command.visit,
@@ -131,10 +134,22 @@ def _ended(
         attempt=command.attempt,
         iter_index=command.index,
         loop_id=_loop_id(state, command),
-        ctx=message.ctx,
+        ctx=compose({}, as_recorded(message.ctx)) if message.ctx else {},
         duration_ms=message.duration_ms,
         **extra,
     )
+
+
+def _context(message: Done | Failed) -> dict[str, Any]:
+    """Small values for routing. What the log would refuse stays behind the reference."""
+    if not message.context:
+        return {}
+    context: dict[str, Any] = as_recorded(message.context)
+    return context if len(msgspec.json.encode(context)) <= 2 * CONTEXT_BYTES_MAX else {}
+
+
+def _error(message: Failed) -> ToolError:
+    return msgspec.convert(as_recorded(message.error), ToolError)
 
 
 def _loop_id(state: ExecutionState, command: OpenCommand) -> LoopId | None:

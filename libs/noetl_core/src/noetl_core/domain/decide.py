@@ -5,12 +5,11 @@
                               └───────────────────────────────────────────────────────────────────┤
                                                                     ExecutionCompleted | Failed <─┘
 
-Each returned fact is folded and decided in turn, depth first (see `follow`), so a decision always
-sees everything that came before it. A value that is stored elsewhere raises ReferenceNeeded: the
-caller loads it into `known` and asks again.
+What one decision returns is recorded together, then each of it is decided in turn, depth first (see
+`follow`), so a decision always sees everything that was decided before it. A value that is stored
+elsewhere raises ReferenceNeeded: the caller loads it into `known` and asks again.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +19,9 @@ from noetl_core.domain.events import (
     AnyFact,
     CallDone,
     CallFailed,
+    CommandClaimed,
     CommandExpired,
+    CommandIssued,
     Event,
     ExecutionCompleted,
     ExecutionFailed,
@@ -63,20 +64,22 @@ def decide(
 ) -> tuple[Decision, ...]:
     if state.is_terminal:
         return ()
-    match event.fact:
-        case ExecutionStarted():
-            return (Decision(_enter(state, playbook.entry_step)),)
-        case StepEntered() as fact:
-            return _begin(playbook, state, fact, known)
-        case LoopStarted() as fact:
-            return _advance(playbook, state, fact.step, fact.visit)
+    match event.fact:  # the frequent ones first
+        case CommandIssued() | CommandClaimed():
+            return ()
         case CallDone() | CallFailed() | CommandExpired() as fact:
             return _after_attempt(playbook, state, fact, known)
+        case StepEntered() as fact:
+            return _begin(playbook, state, fact, known)
+        case StepExited() | StepFailed() as fact:
+            return tuple(Decision(follower) for follower in _move_on(playbook, state, fact))
+        case LoopStarted() as fact:
+            return _advance(playbook, state, fact.step, fact.visit)
         case LoopDone() as fact:
             outcome = _loop_outcome(state, fact)
             return (Decision(leave(playbook, state, fact.step, fact.visit, outcome, known)),)
-        case StepExited() | StepFailed() as fact:
-            return tuple(Decision(follower) for follower in _move_on(playbook, state, fact))
+        case ExecutionStarted():
+            return (Decision(_enter(state, playbook.entry_step)),)
         case _:
             return ()
 
@@ -90,25 +93,32 @@ def follow(
 ) -> Iterator[Recorded | ReferenceNeeded]:
     """Fold a new fact and everything that follows from it, in the order of the log.
 
-    Depth first: what follows from leaving one step is folded before the next step is left, so two
-    branches that reach a barrier in one turn never both see it ready. A ReferenceNeeded that is
-    yielded must be loaded into `known` before the next item is asked for.
+    All that one decision gave is folded before any of it is decided: when two arcs are taken, both
+    steps are entered before the first of them goes on, so what it reaches knows of the second, and
+    an execution that fails on the first branch has nothing left to record. A ReferenceNeeded that
+    is yielded must be loaded into `known` before the next item is asked for.
     """
-    waiting = deque([Decision(fact)])
-    while waiting:
-        decision = waiting.popleft()
-        event = Event(
-            execution_id=state.execution_id, event_id=EventId(next(ids)), fact=decision.fact
-        )
-        fold(state, event)
-        yield Recorded(event, decision.collection)
+    decisions: tuple[Decision, ...] = (Decision(fact),)
+    undecided: list[Event] = []
+    while True:
+        events = []
+        for decision in decisions:
+            event = Event(
+                execution_id=state.execution_id, event_id=EventId(next(ids)), fact=decision.fact
+            )
+            fold(state, event)
+            events.append(event)
+            yield Recorded(event, decision.collection)
+        undecided.extend(reversed(events))
+        if not undecided:
+            return
+        event = undecided.pop()
         while True:
             try:
-                following = decide(playbook, state, event, known)
+                decisions = decide(playbook, state, event, known)
                 break
             except ReferenceNeeded as needed:
                 yield needed
-        waiting.extendleft(reversed(following))
 
 
 def _enter(
@@ -182,7 +192,7 @@ def _move_on(
     if isinstance(fact, StepFailed) and not fact.handled:
         yield ExecutionFailed(error=fact.error, step=fact.step)
         return
-    parent_ref = None if fact.result.reference is None else fact.result.reference.ref_id
+    parent_ref = _ref_to_follow(fact.result)
     entered: dict[StepName, int] = {}
     for hop in fact.hops:
         if not hop.barrier:
@@ -193,6 +203,13 @@ def _move_on(
         yield _enter(state, step, tokens=state.arrivals[step], parent_ref=parent_ref)
     if not state.visits and not state.arrivals:
         yield ExecutionCompleted(result=fact.result)
+
+
+def _ref_to_follow(result: Envelope) -> RefId | None:
+    """What the next step comes after: this result or, where nothing was stored, the one before."""
+    if result.reference is not None:
+        return result.reference.ref_id
+    return None if result.parent_ref is None else result.parent_ref.ref_id
 
 
 def _call_outcome(state: ExecutionState, fact: CallDone | CallFailed | CommandExpired) -> Outcome:

@@ -5,8 +5,9 @@ it once. The state it is given is updated in place and returned: nobody else hol
 per event would make a loop of a thousand items cost a thousand copies.
 """
 
-from typing import Any, assert_never
+from typing import assert_never
 
+from noetl_core.domain.ctx import merge_ctx
 from noetl_core.domain.events import (
     AnyFact,
     CallDone,
@@ -133,7 +134,8 @@ def _start_loop(state: ExecutionState, fact: LoopStarted, loop_id: LoopId) -> No
         fail_fast=fact.fail_fast,
     )
     step = state.steps[fact.step]
-    step.total, step.done, step.failed = fact.total, 0, 0
+    if step.visit == fact.visit:
+        step.total, step.done, step.failed = fact.total, 0, 0
 
 
 def _leave(state: ExecutionState, fact: StepExited | StepFailed) -> None:
@@ -161,15 +163,3 @@ def loop_of(state: ExecutionState, step: str, visit: int) -> LoopState:
     loop = state.visits[visit_id(step, visit)].loop
     assert loop is not None, (step, visit)
     return loop
-
-
-def merge_ctx(ctx: dict[str, Any], patch: dict[str, Any]) -> None:
-    """Apply `{"a.b": 1}` to a context. Inner mappings are copied: an event may still hold them."""
-    for path, value in patch.items():
-        *parents, last = path.split(".")
-        inner = ctx
-        for name in parents:
-            below = inner.get(name)
-            inner[name] = dict(below) if isinstance(below, dict) else {}
-            inner = inner[name]
-        inner[last] = value

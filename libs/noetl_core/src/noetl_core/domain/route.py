@@ -7,15 +7,16 @@ that raises then is not taken: a failure is never hidden by another.
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from noetl_core.domain.analysis import pushed_paths
+from noetl_core.domain.ctx import as_recorded, compose, merge_ctx
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import TemplateError, ToolError
 from noetl_core.domain.events import Hop, StepExited, StepFailed
-from noetl_core.domain.fold import merge_ctx
 from noetl_core.domain.graph import graph_of
 from noetl_core.domain.ids import StepName
 from noetl_core.domain.known import Known
@@ -113,20 +114,32 @@ class _Routing:
         return is_true(arc.when, self._names, step=self.step.step, field=field)
 
     def _take(self, arcs: Iterator[tuple[int, Arc]], field: str) -> None:
+        """All guards are asked before the first arc sets anything: none sees what another sets."""
+        only_first = self.step.next.spec.mode == "exclusive"
         graph = graph_of(self.playbook)
-        for number, arc in arcs:
+        for number, arc in list(islice(arcs, 1 if only_first else None)):
             self._set(arc.set, f"{field}[{number}].set")
             self._choice.hops.append(Hop(step=arc.step, barrier=graph.is_barrier(arc.step)))
-            if self.step.next.spec.mode == "exclusive":
-                return
 
     def _set(self, values: Mapping[str, Any], field: str) -> None:
         """Evaluated together, then applied: the keys of one block do not see each other."""
         if not values:
             return
         rendered = render(values, self._names, step=self.step.step, field=field)
-        patch = {key.removeprefix("ctx."): plain(value) for key, value in rendered.items()}
-        size = len(msgspec.json.encode(patch))
+        patch = self._recorded(
+            {key.removeprefix("ctx."): plain(value) for key, value in rendered.items()}, field
+        )
+        merge_ctx(self._ctx, patch)
+        self._choice.ctx = compose(self._choice.ctx, patch)
+
+    def _recorded(self, patch: dict[str, Any], field: str) -> dict[str, Any]:
+        """The patch as the log will give it back: what follows must not see anything else."""
+        try:
+            recorded: dict[str, Any] = as_recorded(patch)
+        except (TypeError, ValueError) as error:
+            reason = f"it sets what is no data: {error}"
+            raise TemplateError(reason, step=self.step.step, field=field) from error
+        size = len(msgspec.json.encode(recorded))
         if size > CTX_PATCH_BYTES_MAX:
             raise TemplateError(
                 f"it sets {size} bytes of ctx, more than {CTX_PATCH_BYTES_MAX}: "
@@ -134,8 +147,7 @@ class _Routing:
                 step=self.step.step,
                 field=field,
             )
-        merge_ctx(self._ctx, patch)
-        self._choice.ctx.update(patch)
+        return recorded
 
     def _nothing_matched(self) -> None:
         spec = self.playbook.executor.spec
@@ -187,7 +199,10 @@ def _left_by_failure(
     try:
         choice = _Routing(playbook, state, step, outcome, known).after_failure()
     except TemplateError as failed:
-        choice, error = _Choice(), template_failure(failed)
+        choice = _Choice()
+        error = msgspec.structs.replace(
+            error, details={**error.details, "while_handling": as_recorded(str(failed))}
+        )
     return StepFailed(
         step=step.step,
         visit=visit,
@@ -213,7 +228,7 @@ def ready_barriers(playbook: Playbook, state: ExecutionState) -> list[StepName]:
     live = {visit.step for visit in state.visits.values()} | state.arrivals.keys()
     return [
         step
-        for step in state.arrivals
+        for step in sorted(state.arrivals)  # a state that was stored has lost the order of its keys
         if graph.is_barrier(step)
         and not any(graph.reaches(other, step) for other in live if other != step)
     ]
@@ -244,6 +259,6 @@ def _scope(
 def template_failure(error: TemplateError) -> ToolError:
     return ToolError(
         kind="template_rendering",
-        message=str(error),
+        message=as_recorded(str(error)),
         details={"step": error.step, "field": error.field, "name": error.name},
     )
