@@ -239,6 +239,15 @@ def test_with_nothing_running_it_starts_a_system_of_its_own_and_leaves_nothing(
 
 
 @pytest.mark.slow
+def test_a_system_of_its_own_that_cannot_work_is_not_waited_for(write: Any, tmp_path: Path) -> None:
+    answer = noetl_process("run", write(GREET), home=tmp_path, NOETL_WORKER_SLOTS="0")
+
+    assert answer.returncode == 1
+    assert "worker-1 ended (exit code 2)" in answer.stderr.splitlines()[-1]
+    assert "NOETL_WORKER_SLOTS" in answer.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
 def test_it_finds_the_running_dev_of_the_default_data_directory(write: Any, tmp_path: Path) -> None:
     with dev_stack(tmp_path / "noetl" / "dev") as own:
         answer = noetl("run", write(GREET), "--json", home=tmp_path)

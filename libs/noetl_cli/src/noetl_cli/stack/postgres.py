@@ -171,11 +171,13 @@ class PostgresCluster:
     def _open_the_way(self) -> None:
         if self._account is None:
             return
-        install = programs().parent
+        package = programs().parents[1]
         _let_through(self.directory.parents)
-        _let_through(install.parents)
-        if not _others_may(programs() / "postgres", stat.S_IROTH | stat.S_IXOTH):
-            _let_read(install)
+        _let_through(package.parents)
+        # Beside the package are the libraries that its wheel brought along.
+        for folder in (package, package.with_name(f"{package.name}.libs")):
+            if folder.exists() and not _others_may(folder, stat.S_IROTH | stat.S_IXOTH):
+                _let_read(folder)
 
 
 def programs() -> Path:
@@ -217,9 +219,9 @@ def _let_through(folders: Iterable[Path]) -> None:
             folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IXOTH)
 
 
-def _let_read(install: Path) -> None:
+def _let_read(folder: Path) -> None:
     """Under a strict umask only we could use the programs; they are public, so let others, too."""
-    for path in (install, *install.rglob("*")):
+    for path in (*folder.rglob("*"), folder):
         if path.is_symlink():
             continue
         mode = stat.S_IMODE(path.stat().st_mode)

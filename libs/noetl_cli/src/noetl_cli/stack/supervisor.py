@@ -32,6 +32,9 @@ Report = Callable[[str], None]
 RESTART_DELAYS_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Before the first restart in a row, the second, ...; the last one holds for all that follow."""
 
+DEATHS_IN_A_ROW_MAX = len(RESTART_DELAYS_SECONDS)
+"""After so many a part will hardly recover: nobody needs to wait for it, but we go on trying."""
+
 _STEADY_SECONDS = 10.0
 """A part that lived this long has recovered: its next restart is a first one again."""
 
@@ -77,6 +80,8 @@ class Supervisor:
         self._report = report
         self._record = record_of("supervisor", os.getpid())
         self._is_ready = False
+        self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Says how the first part ended that dies again and again, and so will not recover."""
         ports = _ports(options, data_dir)
         self._gateway_port = ports["gateway"]
         self._postgres = PostgresCluster(
@@ -176,7 +181,10 @@ class Supervisor:
             deaths = 0 if loop.time() - started_at > _STEADY_SECONDS else deaths
             delay = RESTART_DELAYS_SECONDS[min(deaths, len(RESTART_DELAYS_SECONDS) - 1)]
             deaths += 1
-            self._report(f"{child.name} ended ({reason}), starts again. {child.last_words()}")
+            obituary = f"{child.name} ended ({reason}), starts again. {child.last_words()}"
+            self._report(obituary)
+            if deaths == DEATHS_IN_A_ROW_MAX and not self.hopeless.done():
+                self.hopeless.set_result(obituary)
             await asyncio.sleep(delay)
             if child in self._services:
                 await self._database_answers()
