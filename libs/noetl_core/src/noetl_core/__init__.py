@@ -1,1 +1,4 @@
-"""What every NoETL service shares. Imports point one way: process -> store, bus, blob -> wire -> domain."""
+"""What every NoETL service shares.
+
+Imports point one way: process -> store, bus, blob -> wire -> domain.
+"""

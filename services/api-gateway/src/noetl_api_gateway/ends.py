@@ -1,15 +1,20 @@
-"""Waiting for executions to end: one look at the database for everybody who waits."""
+"""Waiting for executions to end: the projection tells, and one look at the database for everybody
+who waits makes up for what it could not tell.
+"""
 
 import asyncio
 from collections import Counter
 from contextlib import suppress
 
+import msgspec
+
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import execution
 from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import decode_ids
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.1
 
 
 class EndWatch:
@@ -36,6 +41,11 @@ class EndWatch:
                     await ended.wait()
         finally:
             self._leave(execution_id)
+
+    async def heard(self, body: bytes) -> None:
+        """The projection says which executions can be read as ended."""
+        with suppress(msgspec.DecodeError):
+            self._tell(decode_ids(body))
 
     def release(self) -> None:
         """Send everybody home: the gateway stops."""

@@ -23,6 +23,7 @@ from noetl_core.process.membership import join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store.postgres import open_pool
+from noetl_core.wire.subjects import EXECUTIONS_ENDED
 
 log = structlog.get_logger()
 
@@ -47,6 +48,7 @@ async def start(service: Service[GatewayConfig]) -> None:
         ends=EndWatch(pool),
         renderer=await service.open(open_renderer()),
     )
+    await bus.subscribe(EXECUTIONS_ENDED, gateway.ends.heard)
     app = cast("ASGIFramework", build_app(gateway))
     _serve(service, app, gateway.ends, listener)
     log.info("gateway.listening", host=host, port=port, url=uri)

@@ -2,7 +2,7 @@
 
 from noetl_broker.turn import Turn
 from noetl_core.bus.connection import Bus
-from noetl_core.wire.subjects import log_wake, pool_wake
+from noetl_core.wire.subjects import LOG_ENDED, log_wake, pool_wake
 
 
 async def dispatch(bus: Bus, turn: Turn) -> None:
@@ -11,4 +11,4 @@ async def dispatch(bus: Bus, turn: Turn) -> None:
     for (shard, pool), count in turn.work.items():
         await bus.wake(pool_wake(shard, pool), b"%d" % count)
     for shard in set(turn.touched.values()):
-        await bus.wake(log_wake(shard))
+        await bus.wake(log_wake(shard), LOG_ENDED if shard in turn.ended_on else b"")

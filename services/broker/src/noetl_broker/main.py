@@ -4,6 +4,8 @@ noetl.result_ref.
 The only service that writes the log, and only of the shards whose lease it holds.
 """
 
+from contextlib import AbstractAsyncContextManager
+
 from noetl_broker.advance import Broker
 from noetl_broker.config import BrokerConfig
 from noetl_broker.intake import Intake
@@ -18,13 +20,13 @@ from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store import event, setting
 from noetl_core.store.execution_shard import Claim
-from noetl_core.store.postgres import open_pool
+from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.subjects import ANY_INBOX_WAKE
 
 
 async def start(service: Service[BrokerConfig]) -> None:
     config = service.config
-    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_broker", size_max=4))
+    pool = await service.open(_open_pool(config))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(join_runtime(service, pool, kind="broker"))
     consumer = await service.open(open_consumer(bus))
@@ -69,6 +71,17 @@ async def start(service: Service[BrokerConfig]) -> None:
     service.every(config.shard_look_seconds, keep, name="own shards")
     await bus.subscribe(ANY_INBOX_WAKE, intake.look_into_inbox)
     service.every(0.0, pump.turn, name="advance")
+
+
+def _open_pool(config: BrokerConfig) -> AbstractAsyncContextManager[Pool]:
+    # Arrays of any length go through the same few statements: planning them anew for each length
+    # took a quarter of a commit.
+    return open_pool(
+        config.postgres_dsn,
+        role="noetl_broker",
+        size_max=4,
+        plan_cache_mode="force_generic_plan",
+    )
 
 
 SERVICE = Part("broker", BrokerConfig, start)

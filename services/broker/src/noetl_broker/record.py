@@ -18,6 +18,7 @@ from noetl_core.domain.events import (
     CommandIssued,
     Event,
     ExecutionCancelled,
+    ExecutionCompleted,
     ExecutionFailed,
     ExecutionStarted,
     LoopStarted,
@@ -88,6 +89,9 @@ class Recorder:
                 await self._store_collection(turn, live, item, fact)
             case ExecutionFailed() | ExecutionCancelled():
                 turn.batch.ended_executions.append(execution_id)
+                turn.ended_on.add(shard)
+            case ExecutionCompleted():
+                turn.ended_on.add(shard)
             case _:
                 pass
 

@@ -39,6 +39,8 @@ class Turn:
         self.touched: dict[ExecutionId, ShardId] = {}
         self.closing: dict[ShardId, EpochId] = {}
         self.poisoned: dict[ExecutionId, str] = {}
+        self.ended_on: set[ShardId] = set()
+        """Shards on which an execution ended: somebody may be waiting for that."""
         self.work: Counter[tuple[ShardId, str]] = Counter()
 
     def open(self, letters: list[Letter]) -> list[Taken]:
@@ -67,3 +69,4 @@ class Turn:
         self.touched.update(other.touched)
         self.closing.update(other.closing)
         self.work.update(other.work)
+        self.ended_on |= other.ended_on

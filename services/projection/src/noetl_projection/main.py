@@ -9,7 +9,8 @@ from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import open_pool
-from noetl_core.wire.subjects import log_wake
+from noetl_core.wire.messages import encode_ids
+from noetl_core.wire.subjects import EXECUTIONS_ENDED, LOG_ENDED, log_wake
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.memory import Memory
 from noetl_projection.pace import Pace
@@ -23,10 +24,12 @@ async def start(service: Service[ProjectionConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="projection"))
     memory = Memory(executions_max=config.projection_executions_max)
     pace = Pace(config.projection_batch_window_ms / 1000)
-    grown = asyncio.Event()
+    grown, urgent = asyncio.Event(), asyncio.Event()
     heard: set[ShardId] = set()
 
-    async def hear(_body: bytes) -> None:
+    async def hear(body: bytes) -> None:
+        if body == LOG_ENDED:
+            urgent.set()
         grown.set()
 
     async def gained(claim: Claim) -> None:
@@ -46,8 +49,11 @@ async def start(service: Service[ProjectionConfig]) -> None:
 
     async def turn() -> bool:
         if not memory.behind:
-            await asyncio.sleep(pace.pause_seconds())
+            await pace.pause(unless=urgent)
+        urgent.clear()
         await project(pool, owner, memory, batch_size=config.projection_batch_size)
+        if memory.ended:
+            await bus.wake(EXECUTIONS_ENDED, encode_ids(memory.ended))
         return memory.behind > 0
 
     service.every(config.shard_look_seconds, owner.keep, name="ownership")

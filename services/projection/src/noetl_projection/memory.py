@@ -17,6 +17,8 @@ class Memory:
         self.watermarks: dict[ShardId, EventId] = {}
         self.behind = 0
         """How many shards had more to read than the last turn took: 0 when it took all."""
+        self.ended: list[ExecutionId] = []
+        """Executions that the last turn showed as ended."""
         self._executions_max = executions_max
         self._executions: OrderedDict[ExecutionId, Projected] = OrderedDict()
 

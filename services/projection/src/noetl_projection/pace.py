@@ -5,8 +5,10 @@ again and again, an event at a time; a short pause lets events gather, and one r
 several of them. After a quiet moment there is no pause, so a single event is seen at once.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class Pace:
@@ -14,6 +16,14 @@ class Pace:
         self._window_seconds = window_seconds
         self._clock = clock
         self._began_at = -window_seconds
+
+    async def pause(self, *, unless: asyncio.Event) -> None:
+        """Wait as long as the window asks for, or until somebody is in a hurry."""
+        seconds = self.pause_seconds()
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await unless.wait()
 
     def pause_seconds(self) -> float:
         """How long the next turn has to wait. It counts as begun after that."""

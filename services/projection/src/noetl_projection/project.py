@@ -60,6 +60,7 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     limit = max(1, batch_size // max(1, memory.behind))
     rows = await event.read_shards(conn, memory.watermarks, limit=limit)
     memory.behind = _shards_cut_off(rows, limit)
+    memory.ended = []
     if not rows:
         metrics.say_current(memory.epochs)
         return 0
@@ -69,6 +70,7 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
         conn, memory.epochs, changed=list(changed.values()), parked=parked, reached=reached
     )
     memory.remember(changed, reached)
+    memory.ended = [e for e, one in changed.items() if one.state.is_terminal]
     await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
     metrics.say_projected(kept, events=len(rows), parked=len(parked))
     return len(rows)

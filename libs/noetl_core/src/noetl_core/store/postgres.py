@@ -47,7 +47,7 @@ def is_postgres_away(error: BaseException) -> bool:
     # asyncpg has one class for a lost connection and for a wrong use of it: only the text tells.
     # A session that dies in our hands is "closed", or "released" if the pool noticed it first.
     text = str(error) if isinstance(error, asyncpg.InterfaceError) else ""
-    return "connection is closed" in text or "released back" in text or "closing" in text
+    return "is closed" in text or "released back" in text or "closing" in text
 
 
 @asynccontextmanager

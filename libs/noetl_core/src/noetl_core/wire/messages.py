@@ -99,6 +99,7 @@ class Barrier(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
 
 Message = Start | Cancel | Claimed | Done | Failed | Expired | Reconcile | Barrier
 
+_ids = msgspec.msgpack.Decoder(list[int])
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
@@ -110,3 +111,11 @@ def encode_messages(messages: list[Message]) -> bytes:
 def decode_messages(body: bytes) -> list[Message]:
     """Raises msgspec.DecodeError for a body that is none of ours."""
     return _decoder.decode(body)
+
+
+def encode_ids(execution_ids: list[ExecutionId]) -> bytes:
+    return _encoder.encode(execution_ids)
+
+
+def decode_ids(body: bytes) -> list[ExecutionId]:
+    return [ExecutionId(number) for number in _ids.decode(body)]

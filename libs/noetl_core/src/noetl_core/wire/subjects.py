@@ -5,7 +5,8 @@ noetl.events.{shard}.{type}          the same, one message of that type
 noetl.inbox.{shard}                  gateway -> broker: look into noetl.inbox now
 noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
 noetl.commands.{shard}.worker.{id}   broker -> that worker
-noetl.log.{shard}                    broker -> projection: the log has grown
+noetl.log.{shard}                    broker -> projection: the log has grown (LOG_ENDED: to an end)
+noetl.executions.ended               projection -> gateways: these can be read as ended now
 """
 
 from noetl_core.domain.ids import ShardId, WorkerId
@@ -14,6 +15,10 @@ EVENT_STREAM = "NOETL_EVENTS"
 EVENT_STREAM_SUBJECTS = ("noetl.events.>",)
 
 ANY_INBOX_WAKE = "noetl.inbox.*"
+EXECUTIONS_ENDED = "noetl.executions.ended"
+
+LOG_ENDED = b"end"
+"""Body of a log wake-up when an execution ended: somebody may be waiting, do not dawdle."""
 
 
 def event_batch(shard: ShardId) -> str:

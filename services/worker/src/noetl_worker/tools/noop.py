@@ -1,4 +1,4 @@
-"""`noop`: does nothing, and gives its input back: a value computed by templates alone."""
+"""`noop`: does nothing. Gives its `value`, else its input: a value computed by templates alone."""
 
 from noetl_worker.tools.tool import ToolCall, ToolResult
 
@@ -9,6 +9,8 @@ class NoopTool:
     kind = "noop"
 
     async def run(self, call: ToolCall) -> ToolResult:
+        if "value" in call.config:
+            return ToolResult(call.config["value"])
         return ToolResult(dict(call.input)) if call.input else _NOTHING
 
     async def close(self) -> None:
