@@ -35,7 +35,7 @@ async def record(pool: Pool, ref_id: int, stored: Stored) -> Reference:
         stored.tier,
         stored.uri,
         stored.media_type,
-        stored.bytes,
+        stored.size,
         stored.sha256,
         stored.inline,
     )
@@ -123,7 +123,7 @@ async def test_a_uri_cannot_point_outside_the_tier(pool: Pool, tmp_path: Path) -
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "secret").write_bytes(b"1")
-    outside = Stored(tier="pvc", bytes=1, sha256=hashlib.sha256(b"1").digest(), uri="pvc:../secret")
+    outside = Stored(tier="pvc", size=1, sha256=hashlib.sha256(b"1").digest(), uri="pvc:../secret")
     reference = await record(pool, 7, outside)
 
     with pytest.raises(ReferenceNotAvailableError):

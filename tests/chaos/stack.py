@@ -38,7 +38,7 @@ class Stack:
         self.info: dict[str, str] = self._ask("info")
 
     def _ask(self, what: str) -> Any:
-        command = [NOETL, "dev", what, "--json", "--data-dir", self.data_dir]
+        command = [str(NOETL), "dev", what, "--json", "--data-dir", str(self.data_dir)]
         return json.loads(
             subprocess.run(command, check=True, capture_output=True, text=True).stdout
         )

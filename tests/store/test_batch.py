@@ -1,8 +1,10 @@
 """The columns of a batch arrive as they were sent."""
 
+from typing import Any
+
 import pytest
 
-from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.ids import CommandId, EventId, ExecutionId, ShardId
 from noetl_core.store.batch import Batch, CommandRow, ResultRow, commit
 from noetl_core.store.event import EventRow
 from noetl_core.store.postgres import Pool
@@ -20,15 +22,26 @@ AWKWARD = [
 ]
 
 
+def event(**columns: Any) -> EventRow:
+    blank = dict.fromkeys(EventRow._fields)
+    given = {"execution_id": 1, "shard_id": 0, "event_type": "step.enter", **columns}
+    return EventRow(**{**blank, **given})
+
+
 @pytest.mark.parametrize("text", AWKWARD)
 async def test_awkward_names_survive(pool: Pool, text: str) -> None:
     batch = Batch()
     batch.fences = {ShardId(0): 0}
-    row = [1, 2, f"key {text}", 0, "step.enter", None, text, *[None] * 12]
-    batch.events = [EventRow(*row), EventRow(*[1, 3, f"other {text}", *row[3:]])]
-    batch.commands = [CommandRow(ExecutionId(1), text, ShardId(0), text, 1, "cpu", 0, 0.5, b"\x00")]  # type: ignore[arg-type]
+    batch.events = [
+        event(event_id=2, event_key=f"key {text}", node_name=text),
+        event(event_id=3, event_key=f"other {text}", node_name=text),
+    ]
+    execution_id, command_id = ExecutionId(1), CommandId(text)
+    batch.commands = [
+        CommandRow(execution_id, command_id, ShardId(0), text, 1, "cpu", 0, 0.5, b"\x00")
+    ]
     batch.results = [
-        ResultRow(ExecutionId(1), 2, None, text, "db", None, "t", 1, b"\x00", b"\xff")  # type: ignore[arg-type]
+        ResultRow(execution_id, EventId(2), None, text, "db", None, "t", 1, b"\x00", b"\xff")
     ]
     async with pool.acquire() as conn:
         await commit(conn, batch)
@@ -45,8 +58,7 @@ async def test_json_documents_keep_their_control_characters(pool: Pool) -> None:
     batch = Batch()
     batch.fences = {ShardId(0): 0}
     document = '{"context":"line\\nline\\ttab\\u0001","status":"ok"}'
-    row = [1, 2, "key", 0, "call.done", *[None] * 11, document, None, None]
-    batch.events = [EventRow(*row)]
+    batch.events = [event(event_id=2, event_key="key", result=document)]
     async with pool.acquire() as conn:
         await commit(conn, batch)
 

@@ -127,7 +127,7 @@ async def test_a_result_of_another_tier_is_found_there(
     large = {"x": "y" * 100_000}
     stored = await gateway.results.put(ExecutionId(1), "s.1#1", large)
     assert stored.uri is not None
-    await an_execution(pool, 1, steps={"s": done(10, size=stored.bytes, kind="object_store")})
+    await an_execution(pool, 1, steps={"s": done(10, size=stored.size, kind="object_store")})
     body = msgspec.json.encode(large)
     await a_result(pool, 1, 10, body, uri=stored.uri)
 

@@ -99,7 +99,7 @@ def letter_of(*messages: Message) -> Letter:
 
 def stored_json(value: Any) -> Stored:
     body = msgspec.json.encode(value)
-    return Stored(tier="db", bytes=len(body), sha256=hashlib.sha256(body).digest(), inline=body)
+    return Stored(tier="db", size=len(body), sha256=hashlib.sha256(body).digest(), inline=body)
 
 
 def claimed(execution_id: ExecutionId, command_id: CommandId, worker: WorkerId = WORKER) -> Claimed:

@@ -217,7 +217,7 @@ async def test_an_execution_whose_playbook_is_broken_fails_and_others_go_on(desk
 async def test_a_report_the_database_cannot_store_ends_its_own_execution_only(desk: Desk) -> None:
     bad, good = await desk.start(CHAIN), await desk.start(CHAIN)
     leased = {one.execution_id: one.command_id for one in await desk.lease()}
-    nowhere = Stored(tier="nowhere", bytes=1, sha256=b"", uri="nowhere/1")
+    nowhere = Stored(tier="nowhere", size=1, sha256=b"", uri="nowhere/1")
     await desk.broker.advance(
         [
             letter_of(done(good, leased[good], {"go": False})),

@@ -275,7 +275,7 @@ async def test_many_results_are_cut_into_messages_that_fit(
         await eventually(lambda: len(ear.ends) == 24)
 
     sizes = [
-        sum(m.stored.bytes for m in batch if isinstance(m, Done) and m.stored)
+        sum(m.stored.size for m in batch if isinstance(m, Done) and m.stored)
         for batch in ear.batches
     ]
     assert len(ear.ends) == 24
@@ -309,7 +309,7 @@ async def test_a_large_result_is_in_the_shared_directory_before_anyone_hears_of_
     assert isinstance(end, Done)
     assert end.stored is not None
     assert end.stored.uri == f"pvc:42/{key[0]}/a.1%231"
-    assert (tmp_path / end.stored.uri.removeprefix("pvc:")).stat().st_size == end.stored.bytes
+    assert (tmp_path / end.stored.uri.removeprefix("pvc:")).stat().st_size == end.stored.size
 
 
 async def test_a_credential_opens_a_database_and_is_seen_nowhere(

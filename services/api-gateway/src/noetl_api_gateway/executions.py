@@ -245,7 +245,7 @@ def _stored(payload: dict[str, Any]) -> Stored | None:
     if len(inline) > PAYLOAD_BYTES_MAX:
         raise RequestError(413, f"the payload has more than {PAYLOAD_BYTES_MAX} bytes")
     sha256 = hashlib.sha256(inline).digest()
-    return Stored(tier="db", bytes=len(inline), sha256=sha256, inline=inline)
+    return Stored(tier="db", size=len(inline), sha256=sha256, inline=inline)
 
 
 def _start(execution_id: ExecutionId, entry: CatalogEntry, payload: Stored | None) -> Start:

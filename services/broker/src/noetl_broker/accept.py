@@ -162,5 +162,5 @@ def _reference(stored: Stored, event_id: EventId) -> Reference:
         ref_id=RefId(event_id),
         type="db" if stored.tier == "db" else "object_store",
         uri=stored.uri or "",
-        bytes=stored.bytes,
+        bytes=stored.size,
     )

@@ -135,7 +135,7 @@ class Recorder:
                     len(part),
                     stored.tier,
                     stored.uri,
-                    stored.bytes,
+                    stored.size,
                     stored.sha256,
                     stored.inline,
                 )
@@ -177,7 +177,7 @@ def _result_row(event: Event, stored: Stored) -> ResultRow:
         stored.tier,
         stored.uri,
         stored.media_type,
-        stored.bytes,
+        stored.size,
         stored.sha256,
         stored.inline,
     )

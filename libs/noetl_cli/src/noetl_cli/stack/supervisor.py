@@ -174,7 +174,6 @@ class Supervisor:
         while True:
             started_at = loop.time()
             reason = await child.ended()
-            self._write_state()
             if not self._options.restarts:
                 self._report(f"{child.name} ended ({reason}) and is not started again")
                 return
@@ -186,11 +185,18 @@ class Supervisor:
             if deaths == DEATHS_IN_A_ROW_MAX and not self.hopeless.done():
                 self.hopeless.set_result(obituary)
             await asyncio.sleep(delay)
-            if child in self._services:
-                await self._database_answers()
-            await child.start()
-            child.go()
-            self._write_state()
+            try:
+                await self._restart(child)
+            except OSError as error:
+                # No process or no disk to be had: the next round finds it dead, and tries again.
+                self._report(f"{child.name} could not be started: {error}")
+
+    async def _restart(self, child: Child) -> None:
+        if child in self._services:
+            await self._database_answers()
+        await child.start()
+        child.go()
+        self._write_state()
 
     async def _database_answers(self) -> None:
         """Without its database a service could only die again: let Postgres come back first."""

@@ -66,7 +66,7 @@ class ResultStore:
             raise ResultTooLargeError(bytes_=len(body), bytes_max=DB_BYTES_MAX)
         return Stored(
             tier="db" if large is None else large.name,
-            bytes=len(body),
+            size=len(body),
             sha256=digest,
             inline=body if large is None else None,
             uri=None if large is None else await large.put(execution_id, name, body),

@@ -23,7 +23,7 @@ _COMMAND = re.compile(r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?#(?P<att
 class CommandParts(NamedTuple):
     step: StepName
     visit: int
-    index: int | None
+    iter_index: int | None
     attempt: int
 
 
@@ -46,6 +46,6 @@ def parse_command_id(text: str) -> CommandParts:
     return CommandParts(
         step=StepName(match["step"]),
         visit=int(match["visit"]),
-        index=None if index is None else int(index),
+        iter_index=None if index is None else int(index),
         attempt=int(match["attempt"]),
     )

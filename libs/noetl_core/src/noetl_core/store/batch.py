@@ -48,7 +48,7 @@ class ResultRow(NamedTuple):
     store_tier: str
     physical_uri: str | None
     media_type: str
-    bytes: int
+    size: int
     sha256: bytes
     inline: bytes | None
 
@@ -60,7 +60,7 @@ class PartRow(NamedTuple):
     item_count: int
     store_tier: str
     physical_uri: str | None
-    bytes: int
+    size: int
     sha256: bytes
     inline: bytes | None
 

@@ -25,7 +25,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A result that is ready to be recorded: inline bytes, or the place a tier has put it."""
 
     tier: str
-    bytes: int
+    size: int
     sha256: bytes
     inline: bytes | None = None
     uri: str | None = None
