@@ -138,7 +138,7 @@ class Run:
 
     def done(self, *commands: str, value: Any = None, **ctx: Any) -> None:
         for command in commands:
-            body = Stored(tier="db", bytes=0, sha256=b"", inline=b"")
+            body = Stored(tier="db", size=0, sha256=b"", inline=b"")
             message = Done(
                 execution_id=EXECUTION,
                 command_id=CommandId(command),

@@ -1,0 +1,236 @@
+"""Random playbooks in a failing world: what must hold after every step, and at the end.
+
+A case is a random playbook, a random sequence of progress and faults, and then calm, in which it
+has to end. `World` runs the real broker; the rules of the log are checked as each fact is recorded
+(support/ledger.py), the rest after every step and at the end.
+
+A failure prints the steps that led to it, the smallest that were found. The same seed gives the
+same cases: NOETL_SIMULATION_SEED=17 pytest tests/simulation
+"""
+
+import itertools
+import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from support.memory_database import CommitFault, in_memory
+from support.playbooks import Plan, plans
+from support.world import World
+
+QUICK_CASES = 400
+FULL_CASES = 20_000
+PROCESSES = 2
+STEPS = 16
+SEED = int(os.environ.get("NOETL_SIMULATION_SEED", "1"))
+
+BATCH = 9
+"""Cases of one run of Hypothesis. After ten it prefers variations of what it has tried already,
+and new playbooks are worth more here."""
+
+COMMITS: tuple[CommitFault, ...] = (
+    *("none",) * 8,
+    *("refused", "answer lost", "late", "overtaken"),
+)
+ODD = ("epoch closed", "started again", "completion forged", "command row lost", "cancelled")
+
+numbers = st.integers(0, 15)
+workers = st.integers(0, 1)
+
+
+class Simulation(RuleBasedStateMachine):
+    cases: ClassVar[int] = 0
+    """How many were run to their end and found right, but for the empty one that comes first."""
+    world: World | None = None
+
+    @initialize(plan=plans(), executions=st.integers(1, 2), may_be_cancelled=st.integers(0, 5))
+    def begin(self, plan: Plan, executions: int, may_be_cancelled: int) -> None:
+        self.world = World(plan, executions=executions)
+        self.may_be_cancelled = may_be_cancelled == 5
+
+    # Progress, not always in order
+
+    @rule(fault=st.sampled_from(COMMITS), acknowledged=st.booleans(), in_order=st.booleans())
+    def broker_takes_everything(
+        self, fault: CommitFault, acknowledged: bool, in_order: bool
+    ) -> None:
+        """What is not acknowledged comes again."""
+        letters = self._world.letters()
+        self._world.advance(
+            letters if in_order else letters[::-1], fault, acknowledged=acknowledged
+        )
+
+    @rule(pick=numbers, count=st.integers(1, 3), fault=st.sampled_from(COMMITS))
+    def broker_takes_a_few(self, pick: int, count: int, fault: CommitFault) -> None:
+        self._world.advance(self._world.letters(range(pick, pick + count)), fault)
+
+    @rule(
+        worker=workers, limit=st.integers(1, 4), finishes=st.integers(0, 4), reports=st.booleans()
+    )
+    def worker_works(self, worker: int, limit: int, finishes: int, reports: bool) -> None:
+        one = self._world.workers[worker]
+        if not one.is_suspended:
+            one.lease(limit)
+            one.finish(finishes)
+            if reports:
+                one.report()
+
+    @rule(worker=workers, confirms=st.booleans(), one_by_one=st.booleans())
+    def worker_ends_its_work_the_last_first(
+        self, worker: int, confirms: bool, one_by_one: bool
+    ) -> None:
+        one = self._world.workers[worker]
+        if not one.is_suspended:
+            if confirms:
+                one.heartbeat()
+            one.finish(10, newest_first=True)
+            one.report(one_by_one=one_by_one)
+
+    @rule(rounds=st.integers(1, 3))
+    def all_is_well_for_a_while(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._world.calm_round()
+
+    @rule(limit=st.integers(1, 30), crash=st.sampled_from(("no", "no", "before", "after")))
+    def projection_projects(self, limit: int, crash: Literal["no", "before", "after"]) -> None:
+        self._world.projection.project(limit, crash=crash)
+
+    # Faults
+
+    @rule(pick=numbers, is_lost=st.booleans())
+    def message_is_lost_or_duplicated(self, pick: int, is_lost: bool) -> None:
+        wire = self._world.wire
+        if wire and is_lost:
+            del wire[pick % len(wire)]
+        elif wire:
+            wire.append(wire[pick % len(wire)])
+
+    @rule(after_commit=st.booleans(), late_first=st.booleans())
+    def broker_crashes(self, after_commit: bool, late_first: bool) -> None:
+        if late_first:
+            self._world.database.settle_late()
+        letters = self._world.letters() if after_commit else None
+        self._world.crash_broker(after_commit_of=letters)
+
+    @rule(projected=st.booleans())
+    def broker_forgets(self, projected: bool) -> None:
+        """With the snapshot at the end of the log, or with whatever tail there is."""
+        if projected:
+            self._world.projection.project(1000)
+        self._world.broker.forget()
+
+    @rule()
+    def broker_falls_asleep_and_is_replaced(self) -> None:
+        self._world.take_over()
+
+    @precondition(lambda self: self.world is not None and self.world.sleeping)
+    @rule()
+    def sleeping_broker_wakes(self) -> None:
+        self._world.wake_sleeper(self._world.letters())
+
+    @precondition(lambda self: self.world is not None and self.world.database.late)
+    @rule()
+    def late_commits_are_done(self) -> None:
+        self._world.database.settle_late()
+
+    @rule(worker=workers, crashes=st.booleans())
+    def worker_crashes_or_is_suspended_or_wakes(self, worker: int, crashes: bool) -> None:
+        if crashes:
+            self._world.workers[worker].crash()
+        else:
+            self._world.workers[worker].is_suspended ^= True
+
+    @rule(pick=numbers, all_of_them=st.booleans())
+    def leases_run_out(self, pick: int, all_of_them: bool) -> None:
+        held = [row for row in self._world.database.rows.values() if row.worker_id is not None]
+        for row in held if all_of_them or not held else [held[pick % len(held)]]:
+            row.is_lapsed = True
+        self._world.sweep()
+
+    @rule(worker=workers, times=st.integers(1, 6))
+    def worker_dies_of_what_it_leases(self, worker: int, times: int) -> None:
+        for _ in range(times):
+            self._world.die_of_a_command(worker)
+
+    @rule(what=st.sampled_from(ODD), pick=numbers)
+    def something_odd_happens(self, what: str, pick: int) -> None:
+        world = self._world
+        execution_id = world.execution_ids[pick % len(world.execution_ids)]
+        match what:
+            case "epoch closed":
+                world.barrier()
+            case "started again":
+                world.start(execution_id)
+            case "completion forged":
+                world.forge(pick)
+            case "command row lost":
+                world.lose_row(pick)
+            case _ if self.may_be_cancelled:
+                world.cancel(execution_id)
+
+    # What must hold
+
+    @invariant()
+    def rows_and_memory_are_what_the_log_says(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self) -> None:
+        if self.world is not None:
+            self.world.finish()
+            self.world.check_end()
+            Simulation.cases += any(self.world.plan.throws)
+
+    @property
+    def _world(self) -> World:
+        assert self.world is not None
+        return self.world
+
+
+def simulate(cases: int, first_seed: int) -> int:
+    """Run at least that many cases; how many there were."""
+    Simulation.cases = 0
+    how = settings(
+        max_examples=BATCH,
+        stateful_step_count=STEPS,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    with in_memory():
+        for number in itertools.count(first_seed):
+            if Simulation.cases >= cases:
+                return Simulation.cases
+            run_state_machine_as_test(seed(number)(Simulation), settings=how)
+    raise AssertionError("unreachable")
+
+
+def test_some_hundred_random_cases_end_as_they_must() -> None:
+    cases = simulate(QUICK_CASES, SEED)
+
+    print(f"{cases} cases")
+    assert cases >= QUICK_CASES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_twenty_thousand_random_cases_end_as_they_must() -> None:
+    share = FULL_CASES // PROCESSES
+    seeds = [(SEED + number) * 1_000_000 for number in range(PROCESSES)]
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        cases = sum(pool.map(simulate, [share] * PROCESSES, seeds))
+
+    print(f"{cases} cases")
+    assert cases >= FULL_CASES
