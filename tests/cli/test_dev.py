@@ -1,5 +1,6 @@
 """`noetl dev`: what it says, what it keeps, and what it does when something dies."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sysconfig
 import urllib.request
 from pathlib import Path
 
+import asyncpg
 import psutil
 import pytest
 
@@ -79,6 +81,7 @@ def test_ps_and_info_of_a_directory_where_nothing_runs_say_so(tmp_path: Path) ->
         assert answer.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_clean_stop_ends_every_part_and_keeps_the_data(tmp_path: Path, playbook: Path) -> None:
     data_dir = tmp_path / "data"
     with dev_stack(data_dir) as first:
@@ -92,6 +95,7 @@ def test_a_clean_stop_ends_every_part_and_keeps_the_data(tmp_path: Path, playboo
         assert "version 1 (unchanged)" in noetl("register", playbook, url=second.url).stdout
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_finds_the_data(
     tmp_path: Path, playbook: Path
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_finds_the_da
         assert "version 1 (unchanged)" in noetl("register", playbook, url=second.url).stdout
 
 
+@pytest.mark.slow
 def test_a_part_that_outlived_its_supervisor_is_ended_by_the_next_one(tmp_path: Path) -> None:
     """As on a system where a child cannot ask to die with its parent."""
     data_dir = tmp_path / "data"
@@ -132,6 +137,7 @@ def test_a_part_that_outlived_its_supervisor_is_ended_by_the_next_one(tmp_path: 
             process.wait()
 
 
+@pytest.mark.slow
 def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(tmp_path: Path) -> None:
     with dev_stack(tmp_path / "data", "--processes", "--workers", "2", "--no-restart") as stack:
         parts = stack.ps()
@@ -146,6 +152,27 @@ def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(tmp_p
         eventually(lambda: "not started again" in _errors(tmp_path), seconds=5)
 
 
+@pytest.mark.slow
+def test_a_postgres_and_a_nats_of_the_user_are_used_instead_of_ours(
+    stack: DevStack, tmp_path: Path, playbook: Path
+) -> None:
+    theirs = stack.info()
+    dsn = theirs["dsn"].removesuffix("noetl") + "elsewhere"
+    asyncio.run(_create_database(theirs["dsn"], "elsewhere"))
+
+    options = ("--postgres", dsn, "--nats", theirs["nats_url"], "--workers", "0")
+    with dev_stack(tmp_path / "data", *options) as own:
+        assert own.ps().keys() == {"engine"}
+        assert own.info()["dsn"] == dsn
+        assert "version 1 (registered)" in noetl("register", playbook, url=own.url).stdout
+
+
+async def _create_database(dsn: str, name: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"CREATE DATABASE {name}")
+    await connection.close()
+
+
 def test_a_wrong_setting_reaches_the_services_and_is_named(tmp_path: Path) -> None:
     answer = noetl_process("dev", "--data-dir", tmp_path / "data", NOETL_LOG_LEVEL="loud")
 
@@ -155,6 +182,7 @@ def test_a_wrong_setting_reaches_the_services_and_is_named(tmp_path: Path) -> No
     assert answer.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_it_runs_for_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     python = _python_of_everybody()

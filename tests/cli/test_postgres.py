@@ -71,7 +71,7 @@ async def test_a_server_that_somebody_left_running_in_the_directory_is_ended(
         async with running(cluster, tmp_path) as child:
             assert await ask(cluster, "SELECT 1") == 1
             assert child.is_running
-        assert await forgotten.ended()
+        assert await forgotten.ended() == -signal.SIGKILL
 
 
 async def test_an_initdb_that_was_killed_leaves_no_cluster(tmp_path: Path) -> None:

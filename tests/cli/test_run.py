@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cli.stacks import NOETL, DevStack, dev_stack, eventually, noetl, noetl_process
@@ -276,3 +277,30 @@ def test_an_interrupt_says_how_to_go_on_watching(stack: DevStack, write: Any) ->
     assert f"noetl status {execution_id}" in rest
     assert f"noetl cancel {execution_id}" in rest
     noetl("cancel", execution_id, url=stack.url)
+
+
+@pytest.mark.slow
+def test_a_system_of_its_own_goes_when_the_command_is_terminated(
+    write: Any, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [*NOETL, "run", str(write(SLOW))],
+        env=os.environ | {"XDG_DATA_HOME": str(tmp_path), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "sleep: running" not in process.stderr.readline():
+        assert process.poll() is None
+
+    process.terminate()
+
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert list(temporary.iterdir()) == []
+    assert not [p for p in psutil.process_iter(["cmdline"]) if _is_in(temporary, p)]
+
+
+def _is_in(folder: Path, process: psutil.Process) -> bool:
+    return any(str(folder) in argument for argument in process.info["cmdline"] or ())

@@ -56,7 +56,7 @@ class System:
 async def measure(name: str, *, n: int | None, data_dir: Path | None) -> Figures:
     workload, n_default = WORKLOADS[name]
     count = n or n_default
-    async with _system(data_dir) as system, open_gateway(system.url) as gateway:
+    async with running_system(data_dir) as system, open_gateway(system.url) as gateway:
         gateway.patience_seconds = LONG_PATIENCE_SECONDS
         before = system.parts()
         spent = cpu_seconds(before)
@@ -70,7 +70,8 @@ async def measure(name: str, *, n: int | None, data_dir: Path | None) -> Figures
 
 
 @contextlib.asynccontextmanager
-async def _system(data_dir: Path | None) -> AsyncIterator[System]:
+async def running_system(data_dir: Path | None) -> AsyncIterator[System]:
+    """The one that runs in `data_dir`, else one of its own for as long as the block lasts."""
     if data_dir is not None:
         state = read_running(DataDir(data_dir))
         if state is None:
@@ -142,7 +143,7 @@ def _compared(figures: Figures, write_path: WritePath) -> Figures:
     return msgspec.structs.replace(figures, write_path=write_path, ratio_to_write_path=ratio)
 
 
-def table(figures: Figures) -> str:
+def table(figures: msgspec.Struct) -> str:
     """The same for a person."""
     plain: dict[str, Any] = msgspec.to_builtins(figures)
     services = plain.pop("services")

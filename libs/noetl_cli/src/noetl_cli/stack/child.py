@@ -80,14 +80,14 @@ class Child:
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def ended(self) -> str:
-        """Wait for its end, and say how it came. Whatever it had started itself goes with it."""
+    async def ended(self) -> int:
+        """Wait for its end: exit code, or minus the signal. What it had started goes with it."""
         assert self._process is not None, self.name
         code = await self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self.record = None
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return code
 
     async def stop(self, *, is_discarded: bool = False) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -104,9 +104,11 @@ class Child:
     def log_tail(self) -> str:
         return "\n".join([*self._log_lines()[-_LOG_TAIL_LINES:], f"(all of it: {self.log_file})"])
 
-    def last_words(self) -> str:
+    def obituary(self, code: int) -> str:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         lines = self._log_lines()
-        return f"Its last words: {lines[-1][:_LAST_WORDS_MAX]}" if lines else "It said nothing."
+        words = f" Its last words: {lines[-1][:_LAST_WORDS_MAX]}" if lines and code > 0 else ""
+        return f"{self.name} ended ({how}).{words}"
 
     def _log_lines(self) -> list[str]:
         try:

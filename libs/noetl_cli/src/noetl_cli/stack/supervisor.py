@@ -32,12 +32,13 @@ Report = Callable[[str], None]
 RESTART_DELAYS_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Before the first restart in a row, the second, ...; the last one holds for all that follow."""
 
-DEATHS_IN_A_ROW_MAX = len(RESTART_DELAYS_SECONDS)
+DEATHS_IN_A_ROW_MAX = 4
 """After so many a part will hardly recover: nobody needs to wait for it, but we go on trying."""
 
 _STEADY_SECONDS = 10.0
 """A part that lived this long has recovered: its next restart is a first one again."""
 
+_DELAY_COUNT = len(RESTART_DELAYS_SECONDS)
 _LEFTOVER_SECONDS = 5.0
 _LOG_CHECK_SECONDS = 10.0
 _DATABASE_POLL_SECONDS = 0.1
@@ -173,23 +174,26 @@ class Supervisor:
         deaths = 0
         while True:
             started_at = loop.time()
-            reason = await child.ended()
+            code = await child.ended()
+            deaths = 1 if loop.time() - started_at > _STEADY_SECONDS else deaths + 1
+            self._tell(child, code, deaths)
             if not self._options.restarts:
-                self._report(f"{child.name} ended ({reason}) and is not started again")
                 return
-            deaths = 0 if loop.time() - started_at > _STEADY_SECONDS else deaths
-            delay = RESTART_DELAYS_SECONDS[min(deaths, len(RESTART_DELAYS_SECONDS) - 1)]
-            deaths += 1
-            obituary = f"{child.name} ended ({reason}), starts again. {child.last_words()}"
-            self._report(obituary)
-            if deaths == DEATHS_IN_A_ROW_MAX and not self.hopeless.done():
-                self.hopeless.set_result(obituary)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(RESTART_DELAYS_SECONDS[min(deaths, _DELAY_COUNT) - 1])
             try:
                 await self._restart(child)
             except OSError as error:
                 # No process or no disk to be had: the next round finds it dead, and tries again.
                 self._report(f"{child.name} could not be started: {error}")
+
+    def _tell(self, child: Child, code: int, deaths: int) -> None:
+        obituary = child.obituary(code)
+        self._report(
+            f"{obituary} It {'starts' if self._options.restarts else 'is not started'} again."
+        )
+        # Whoever is killed is not to blame: one that ends by itself, again and again, is.
+        if code >= 0 and deaths >= DEATHS_IN_A_ROW_MAX and not self.hopeless.done():
+            self.hopeless.set_result(obituary)
 
     async def _restart(self, child: Child) -> None:
         if child in self._services:
