@@ -15,7 +15,8 @@ from noetl_cli.stack.processes import ProcessRecord, dying_with_parent, record_o
 from noetl_cli.stack.program import Program
 
 LOG_BYTES_MAX = 32 * 1024 * 1024
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 300.0
+"""Postgres may have gigabytes of its log to replay after a crash."""
 
 _READY_POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15

@@ -160,8 +160,8 @@ class Supervisor:
     async def _launch(self, program: Program, group: list[Child]) -> None:
         child = Child(program, self._data_dir.logs)
         child.bound_log()
-        await child.start()
         group.append(child)
+        await child.start()
         self._write_state()
 
     def _keep_all(self, children: list[Child]) -> None:
