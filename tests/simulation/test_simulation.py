@@ -41,7 +41,7 @@ and new playbooks are worth more here."""
 
 COMMITS: tuple[CommitFault, ...] = (
     *("none",) * 8,
-    *("refused", "answer lost", "late", "overtaken"),
+    *("refused", "answer lost", "late", "late", "overtaken"),
 )
 ODD = ("epoch closed", "started again", "completion forged", "command row lost", "cancelled")
 

@@ -141,7 +141,9 @@ class Database:
         self._check(batch)
         started = self._append(batch)
         for ended in batch.ended:
-            self._close((ended.execution_id, ended.command_id))
+            key = (ended.execution_id, ended.command_id)
+            assert ended.worker_id != FORGER, f"a forgery counts: {ended}"
+            self._close(key)
         for command in batch.commands:
             key = (command.execution_id, command.command_id)
             assert key not in self.rows, command
@@ -185,9 +187,6 @@ class Database:
             self.log.append(event)
             ledger = self.ledger(event.execution_id)
             ledger.record(event, row.event_key)
-            assert getattr(event.fact, "worker_id", "") != FORGER, (
-                f"a forgery was recorded: {event}"
-            )
             read = self._read_by_loop(ledger, event)
             if read is not None:
                 started.append((event, read))

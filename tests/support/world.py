@@ -217,6 +217,7 @@ class World:
         self.execution_ids = [ExecutionId(number) for number in range(1, executions + 1)]
         self.cancelled: set[ExecutionId] = set()
         self._barriers = 0
+        self._forged: set[Key] = set()
         for execution_id in self.execution_ids:
             self.start(execution_id)
 
@@ -354,7 +355,8 @@ class World:
         """Somebody reports a command that a worker holds, and is not that worker."""
         held = [key for key, row in self.database.rows.items() if row.worker_id is not None]
         if held:
-            execution_id, command_id = held[pick % len(held)]
+            execution_id, command_id = key = held[pick % len(held)]
+            self._forged.add(key)
             self.publish(
                 Done(
                     execution_id=execution_id,
@@ -376,7 +378,8 @@ class World:
         self.advance(self.letters())
 
     def lose_row(self, pick: int) -> None:
-        keys = list(self.database.rows)
+        """Not of a command that is forged too: without its row nobody can tell who holds it."""
+        keys = [key for key in self.database.rows if key not in self._forged]
         if keys:
             key = keys[pick % len(keys)]
             del self.database.rows[key]
