@@ -168,7 +168,7 @@ async def start_on_a_kept_shard(stack: Stack) -> int:
 
 async def owner_of(stack: Stack, execution_id: int) -> dict[str, int]:
     rows = await stack.query(
-        "SELECT r.node, substring(r.name FROM '[0-9]+$')::integer AS pid "
+        "SELECT r.node, (r.runtime->>'pid')::integer AS pid "
         "FROM noetl.execution_shard s "
         "JOIN noetl.runtime r ON r.runtime_id = s.owner_runtime_id "
         "WHERE s.role = 'broker' AND s.shard_id = $1",

@@ -13,6 +13,7 @@ from noetl_core.domain.ids import WorkerId
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store import command
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.config import WorkerConfig, check_config
@@ -50,6 +51,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         )
     )
     worker_id = worker_id_of(member.name)
+    await command.give_up_all(pool, worker_id)
     children = ChildPool(
         size=config.python_processes,
         memory_mb=config.python_memory_mb,

@@ -14,6 +14,8 @@ import json
 import os
 import secrets
 import shutil
+import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,11 @@ class DataDir:
         self._ports_file = self.root / "ports.json"
         self._key_file = self.root / "key"
         self._lock_file = self.root / "lock"
+
+    @property
+    def fingerprint(self) -> str:
+        """Short, and another one for every directory of every machine that shares a Postgres."""
+        return f"{zlib.crc32(f'{socket.gethostname()}:{self.root}'.encode()):08x}"
 
     def create(self) -> None:
         try:

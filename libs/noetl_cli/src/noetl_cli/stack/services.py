@@ -23,18 +23,29 @@ _ANSWER_SECONDS = 2.0
 
 
 def service_programs(
-    environment: Mapping[str, str], *, gateway_port: int, workers: int, is_separate: bool
+    environment: Mapping[str, str],
+    *,
+    stack: str,
+    gateway_port: int,
+    workers: int,
+    is_separate: bool,
 ) -> list[Program]:
-    """The first one is, or holds, the gateway."""
+    """The first one is, or holds, the gateway. `stack` tells our processes from another stack's."""
+
+    def service(name: str, module: str) -> Program:
+        # The same name after a restart: the successor has the shards and the work of the one that
+        # died at once, without waiting for a lease to run out.
+        return _service(name, module, {**environment, "NOETL_INSTANCE": f"{name}-{stack}"})
+
     if is_separate:
-        engine = [_service(name, main_of(name), environment) for name in ENGINE_SERVICES]
+        engine = [service(name, main_of(name)) for name in ENGINE_SERVICES]
     else:
-        engine = [_service("engine", "noetl_cli.stack.engine", environment)]
+        engine = [service("engine", "noetl_cli.stack.engine")]
     numbers = range(1, workers + 1)
     return [
         replace(engine[0], is_ready=lambda: gateway_answers(gateway_port)),
         *engine[1:],
-        *(_service(f"worker-{n}", main_of("worker"), environment) for n in numbers),
+        *(service(f"worker-{n}", main_of("worker")) for n in numbers),
     ]
 
 

@@ -143,6 +143,7 @@ class Supervisor:
     def _service_programs(self) -> list[Program]:
         return service_programs(
             service_environment(os.environ, self._data_dir, self._places()),
+            stack=self._data_dir.fingerprint,
             gateway_port=self._gateway_port,
             workers=self._options.workers,
             is_separate=self._options.is_separate,

@@ -6,6 +6,8 @@ the lease by its own clock, gives up NODE_LEASE_MARGIN_SECONDS early, and raises
 until the heartbeat has renewed the lease or taken another number.
 """
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -135,6 +137,7 @@ async def join_runtime(
             labels=labels or {},
             capabilities=capabilities,
             capacity=capacity,
+            process={"pid": os.getpid(), "hostname": socket.gethostname()},
         ),
     )
     await member.heartbeat()

@@ -123,6 +123,14 @@ async def give_up(conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[C
     await conn.execute(_GIVE_UP, worker_id, [key[0] for key in keys], [key[1] for key in keys])
 
 
+_GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $1"
+
+
+async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
+    """For a worker that starts: what its predecessor of the same name held, it holds no more."""
+    await conn.execute(_GIVE_UP_ALL, worker_id)
+
+
 _NEXT_AVAILABLE = """
 SELECT extract(epoch FROM min(available_at) - now())::double precision
 FROM noetl.command

@@ -35,8 +35,10 @@ ORDER BY node LIMIT 1
 """
 
 _INSERT = """
-INSERT INTO noetl.runtime (runtime_id, name, kind, uri, node, labels, capabilities, capacity)
-VALUES ($1, $2, $3, $4, $5, $6::jsonb, $7::jsonb, $8)
+INSERT INTO noetl.runtime (
+    runtime_id, name, kind, uri, node, labels, capabilities, capacity, runtime
+)
+VALUES ($1, $2, $3, $4, $5, $6::jsonb, $7::jsonb, $8, $9::jsonb)
 """
 
 
@@ -49,6 +51,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, Any] = {}
     capabilities: Sequence[str] = ()
     capacity: int | None = None
+    process: Mapping[str, Any] = {}
+    """Where it runs: pid and hostname."""
 
 
 async def register(
@@ -79,6 +83,7 @@ async def register(
         msgspec.json.encode(registration.labels).decode(),
         msgspec.json.encode(registration.capabilities).decode(),
         registration.capacity,
+        msgspec.json.encode(registration.process).decode(),
     )
     return identity, node
 
