@@ -179,6 +179,23 @@ async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> No
     assert types[-2:] == ["step.failed", "execution.failed"]
 
 
+async def test_a_failed_loop_says_why_its_first_item_failed(desk: Desk) -> None:
+    execution_id = await desk.start(LOOP)
+    error = ToolError(kind="python_error", message="no luck")
+    for one in await desk.lease():
+        await desk.send(
+            Failed(
+                execution_id=execution_id,
+                command_id=one.command_id,
+                worker_id=WORKER,
+                error=error,
+            )
+        )
+
+    assert (await desk.types(execution_id))[-1] == "execution.failed"
+    assert await _error(desk, execution_id) == "2 of 5 iterations failed; the first: no luck"
+
+
 async def test_cancel_ends_the_execution_and_takes_its_commands_away(desk: Desk) -> None:
     execution_id = await desk.start(LOOP)
     leased = await desk.lease()

@@ -136,7 +136,9 @@ class Names:
         return Scope(
             workload=workload_of(self._plan.playbook.workload, brief.payload, self._document),
             ctx=self._ctx,
-            steps=StepViews(brief.steps, self._document) if brief.steps else EMPTY,
+            steps=StepViews(brief.steps, self._document, errors=brief.errors)
+            if brief.steps
+            else EMPTY,
             local=self._local,
             iterator=self._iterator,
             input=given,

@@ -10,6 +10,7 @@ import msgspec
 
 from noetl_core.domain.analysis import Reads, reads_of
 from noetl_core.domain.envelope import Envelope
+from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import CommandIssued
 from noetl_core.domain.fold import loop_of
 from noetl_core.domain.ids import CatalogId, LoopId, StepName, visit_id
@@ -41,6 +42,8 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     element: Element | None = None
     ctx: dict[str, Any] = {}
     steps: dict[StepName, Envelope] = {}
+    errors: dict[StepName, ToolError] = {}
+    """Why steps that it reads have failed."""
     payload: Envelope | None = None
     """The execution's payload, merged over the playbook's workload."""
     parent_ref: int | None = None
@@ -62,6 +65,11 @@ def brief_for(
             name: step.result
             for name in reads.steps
             if (step := state.steps.get(name)) is not None and step.result is not None
+        },
+        errors={
+            name: step.error
+            for name in reads.steps
+            if (step := state.steps.get(name)) is not None and step.error is not None
         },
         payload=state.payload if reads.needs_payload else None,
         parent_ref=state.visits[visit_id(fact.step, fact.visit)].parent_ref,

@@ -233,11 +233,18 @@ def _loop_outcome(state: ExecutionState, fact: LoopDone) -> Outcome:
     )
     if fact.status == "ok":
         return Outcome(envelope=envelope, event_name="loop.done")
+    return Outcome(envelope=envelope, event_name="loop.done", error=_loop_error(state, fact))
+
+
+def _loop_error(state: ExecutionState, fact: LoopDone) -> ToolError:
     message = f"{fact.failed} of {fact.total} iterations failed"
-    return Outcome(
-        envelope=envelope,
-        event_name="loop.done",
-        error=ToolError(kind="loop_failed", message=message),
+    first = loop_of(state, fact.step, fact.visit).first_error
+    if first is None:
+        return ToolError(kind="loop_failed", message=message)
+    return ToolError(
+        kind="loop_failed",
+        message=f"{message}; the first: {first.message}",
+        details={"first": {"kind": first.kind, "message": first.message}},
     )
 
 

@@ -108,6 +108,8 @@ def _close(
         loop.in_flight -= 1
         loop.done += done
         loop.failed += failed
+        if failed and loop.first_error is None and not isinstance(fact, CallDone):
+            loop.first_error = fact.error
         step = state.steps[fact.step]
         if step.visit == fact.visit:
             step.done, step.failed = loop.done, loop.failed

@@ -40,6 +40,8 @@ class LoopState(msgspec.Struct, kw_only=True, omit_defaults=True):
     in_flight: int = 0
     done: int = 0
     failed: int = 0
+    first_error: ToolError | None = None
+    """Why the first iteration failed: what a person wants to know of a failed loop."""
 
 
 class Visit(msgspec.Struct, kw_only=True, omit_defaults=True):
