@@ -32,7 +32,7 @@ from noetl_core.domain.playbook import (
 )
 
 _SIZES = (1, 2, 3, 4, 5, 5, 6, 6, 7)
-READS_FRESH_RESULTS = False
+READS_FRESH_RESULTS = True
 """Whether the broker is asked to route on results that are not in the database yet: those of a loop
 that ends in the same turn, and a payload too large to ride with its message."""
 RETURNS_MAX = 2

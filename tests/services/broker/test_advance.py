@@ -4,6 +4,7 @@ import asyncpg
 import pytest
 
 from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
+from noetl_core.domain.brief import decode_brief
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
 from noetl_core.store.postgres import Pool
@@ -30,6 +31,22 @@ workload: {items: [a, b, c, d, e]}
 workflow:
   - step: each
     loop: {in: "{{ workload.items }}", iterator: item, spec: {max_in_flight: 2}}
+    tool: {kind: noop}
+"""
+
+
+LOOP_OVER_LOOP = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: twice}
+workload: {items: [a, b, c]}
+workflow:
+  - step: each
+    loop: {in: "{{ workload.items }}", iterator: item}
+    tool: {kind: noop}
+    next: {arcs: [{step: again}]}
+  - step: again
+    loop: {in: "{{ each.results }}", iterator: item}
     tool: {kind: noop}
 """
 
@@ -288,6 +305,19 @@ async def test_the_result_is_stored_in_the_commit_that_refers_to_it(desk: Desk) 
     assert row is not None
     assert row["inline"] == '{"go":false,"text":"ä"}'.encode()
     assert "ä" not in str(row["result"])
+
+
+async def test_a_loop_over_the_results_of_another_sees_those_of_the_same_turn(desk: Desk) -> None:
+    execution_id = await desk.start(LOOP_OVER_LOOP)
+    first = await desk.lease()
+    await desk.send(*[done(execution_id, one.command_id, f"r {one.command_id}") for one in first])
+
+    elements = [decode_brief(one.payload).element for one in await desk.lease()]
+    assert [e.value for e in elements if e is not None] == [
+        "r each.1/0#1",
+        "r each.1/1#1",
+        "r each.1/2#1",
+    ]
 
 
 async def test_the_log_refuses_a_payload_in_a_result(desk: Desk) -> None:

@@ -185,8 +185,8 @@ class Broker:
         if fact is None:
             return
         stored = message.payload if isinstance(message, Start) else getattr(message, "stored", None)
-        if stored is not None and stored.inline is not None:
-            live.inline[RefId(event_id)] = stored
+        if stored is not None:
+            live.fresh[RefId(event_id)] = stored
         await self._recorder.record(turn, shard, live, fact, event_id=event_id, stored=stored)
 
     async def _reissue_lost(self, turn: Turn, shard: ShardId, live: Live) -> None:

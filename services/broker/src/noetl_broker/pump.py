@@ -45,7 +45,12 @@ class Pump:
         return True
 
     async def _until_committed(self, letters: list[Letter]) -> Turn | None:
-        """Postgres may be away for a while: the letters wait here, unacknowledged."""
+        """Postgres may be away for a while: the letters wait here, unacknowledged.
+
+        Always the same letters until they are committed: a commit whose answer was lost may have
+        happened, and only doing it again tells. Other letters taken first would be decided from
+        states that do not know of it.
+        """
         failures = 0
         while not self._stopping.is_set():
             try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from noetl_broker.states import Live, Playbooks
 from noetl_broker.turn import Turn
-from noetl_core.blob.result_store import ResultStore, document_of
+from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.brief import brief_for, encode_brief
 from noetl_core.domain.decide import Recorded, follow
 from noetl_core.domain.envelope import Reference
@@ -150,7 +150,10 @@ class Recorder:
             known.parts[key] = await self._results.part(turn.conn, execution_id, *key)
         elif needed.loop_id is not None:
             known.loops[needed.loop_id] = await self._results.results_of_loop(
-                turn.conn, execution_id, needed.loop_id
+                turn.conn,
+                execution_id,
+                needed.loop_id,
+                fresh=_fresh_iterations(turn, live, needed.loop_id),
             )
         else:
             assert needed.ref_id is not None, needed
@@ -158,11 +161,24 @@ class Recorder:
 
     async def _document(self, turn: Turn, live: Live, ref_id: RefId) -> object:
         """A result that came with a message of this turn is not in the database yet."""
-        stored = live.inline.get(ref_id)
+        stored = live.fresh.get(ref_id)
         if stored is not None:
-            return document_of(stored)
+            return await self._results.read_stored(live.state.execution_id, stored)
         reference = Reference(ref_id=ref_id, type="db")
         return await self._results.get(turn.conn, live.state.execution_id, reference)
+
+
+def _fresh_iterations(turn: Turn, live: Live, loop_id: LoopId) -> dict[int, Stored]:
+    """The last iterations of a loop are recorded in the turn that ends it."""
+    return {
+        row.iter_index: live.fresh[RefId(EventId(row.event_id))]
+        for row in turn.batch.events
+        if row.loop_id == loop_id
+        and row.iter_index is not None
+        and row.execution_id == live.state.execution_id
+        and row.event_id in live.fresh
+        and row.event_type == "call.done"
+    }
 
 
 def _result_row(event: Event, stored: Stored) -> ResultRow:

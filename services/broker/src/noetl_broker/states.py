@@ -27,12 +27,12 @@ RESULTS_MAX = 32
 class Live:
     """An execution in memory: its state, and the stored values its decisions have read."""
 
-    __slots__ = ("inline", "known", "state")
+    __slots__ = ("fresh", "known", "state")
 
     def __init__(self, state: ExecutionState) -> None:
         self.state = state
         self.known = Known()
-        self.inline: dict[RefId, Stored] = {}
+        self.fresh: dict[RefId, Stored] = {}
         """Results that came with a message of this turn: not in the database yet."""
 
     def trim(self) -> None:
@@ -41,7 +41,7 @@ class Live:
             while len(values) > most:
                 del values[next(iter(values))]  # type: ignore[arg-type]
         self.known.loops.clear()
-        self.inline.clear()
+        self.fresh.clear()
 
 
 class States:

@@ -13,7 +13,7 @@ class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
     ] = 500
     projection_batch_window_ms: Annotated[
         int, Meta(ge=0, description="Turns begin at least so far apart, unless we are behind.")
-    ] = 20
+    ] = 100
     projection_poll_ms: Annotated[
         int, Meta(gt=0, description="How often the log is looked at when nobody wakes us.")
     ] = 100

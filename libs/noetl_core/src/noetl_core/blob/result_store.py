@@ -10,7 +10,8 @@ tier before `put` returns. What `get` gives may be shared with others: read it, 
 
 import asyncio
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,7 @@ DB_BYTES_MAX = 16 * 1024 * 1024
 
 _READS_AT_ONCE = 16
 _ABSENT: Final = object()
+_NOTHING_FRESH: Final[Mapping[int, Stored]] = MappingProxyType({})
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -89,9 +91,22 @@ class ResultStore:
         return document
 
     async def results_of_loop(
-        self, conn: Connection | Pool, execution_id: ExecutionId, loop_id: LoopId
+        self,
+        conn: Connection | Pool,
+        execution_id: ExecutionId,
+        loop_id: LoopId,
+        *,
+        fresh: Mapping[int, Stored] = _NOTHING_FRESH,
     ) -> list[Any]:
-        """What each iteration of a finished loop returned, in order; None for one that failed."""
+        """What each iteration of a finished loop returned, in order; None for one that failed.
+
+        `fresh`: by index, what is on its way into the database and cannot be read there yet.
+        """
+        if fresh:
+            found, _ = await self._read_loop(conn, execution_id, loop_id)
+            for index, stored in fresh.items():
+                found[index] = value_of(await self.read_stored(execution_id, stored))
+            return found
         key = (execution_id, loop_id, "results")
         async with self._lock(key):
             results: list[Any] | None = self._cache.get(key, None)
@@ -99,6 +114,18 @@ class ResultStore:
                 results, size = await self._read_loop(conn, execution_id, loop_id)
                 self._cache.put(key, results, size)
         return results
+
+    async def read_stored(self, execution_id: ExecutionId, stored: Stored) -> Any:
+        """The document of a result that is still on its way into the database."""
+        row = StoredRow(
+            stored.tier,
+            stored.uri,
+            stored.media_type,
+            stored.size,
+            stored.sha256,
+            stored.inline,
+        )
+        return await self._read(execution_id, row)
 
     async def part(
         self, conn: Connection | Pool, execution_id: ExecutionId, loop_id: LoopId, part: int
