@@ -405,3 +405,11 @@ def test_a_workflow_of_any_shape_is_parsed_or_refused_with_places(steps: list[An
 
     assert all(1 <= problem.line <= 4 for problem in problems)
     assert all(problem.column >= 1 and problem.message for problem in problems)
+
+
+@pytest.mark.parametrize("text", ["[]", "", "~", '""', "- a", "1"])
+def test_a_document_that_is_no_mapping_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(PlaybookInvalidError) as refused:
+        parse_playbook(text)
+
+    assert [problem.message for problem in refused.value.problems if problem.message]

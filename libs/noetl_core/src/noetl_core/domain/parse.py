@@ -88,7 +88,12 @@ def _locate(report: Report, places: Places, tree: Node, finding: Finding) -> Non
 def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     """None where there is too little to look at as a whole."""
     fields = Fields(report, tree, what="a playbook", known=_PLAYBOOK_KEYS, later=("workbook",))
-    if not isinstance(tree, Mapping) or not _is_current(fields):
+    if not isinstance(tree, Mapping):
+        # An empty list may stand for an empty section, but not for the document.
+        if not report.problems:
+            report.add(tree, "a playbook must be a mapping")
+        return None
+    if not _is_current(fields):
         return None
     metadata = _metadata(fields)
     executor = _executor(fields, places)
