@@ -274,7 +274,8 @@ class Broker:
         """The commit is done: remember what the next barrier has to mark, trim the caches."""
         for execution_id, shard in turn.touched.items():
             self._unmarked.setdefault(shard, set()).add(execution_id)
-            self.states.get(execution_id).trim()
+            if execution_id not in turn.poisoned:  # its state was dropped: the next read loads it
+                self.states.get(execution_id).trim()
         for shard, epoch in turn.closing.items():
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)

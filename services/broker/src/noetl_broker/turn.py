@@ -70,3 +70,4 @@ class Turn:
         self.closing.update(other.closing)
         self.work.update(other.work)
         self.ended_on |= other.ended_on
+        self.poisoned.update(other.poisoned)
