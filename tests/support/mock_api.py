@@ -111,8 +111,9 @@ class MockApi:
             ]
         )
 
-    async def _stats(self, request: Request) -> Response:
-        return JSONResponse({"total": self.outcomes.total(), **self.outcomes})
+    async def _stats(self, _: Request) -> Response:
+        answered = sum(count for outcome, count in self.outcomes.items() if outcome != "slow")
+        return JSONResponse({"answered": answered, **self.outcomes})
 
     def _troubled(
         self, answer: Callable[[Request], Response]
@@ -177,7 +178,7 @@ class MockApi:
         self.outcomes["500"] += 1
         return True
 
-    def _facilities(self, request: Request) -> Response:
+    def _facilities(self, _: Request) -> Response:
         return JSONResponse({"data": [{"facility_id": f} for f in self.clinic.facility_ids()]})
 
     def _patients(self, request: Request) -> Response:
@@ -239,10 +240,8 @@ def by_cursor(rows: list[Any], query: Query, *, size: int) -> dict[str, Any]:
 def endlessly(rows: list[Any], query: Query, *, size: int) -> dict[str, Any]:
     """Says that there is more however far one reads: for limits."""
     page = query.number("page", 1)
-    return {
-        "data": [{"id": page, "square": page * page}],
-        "paging": {"page": page, "hasMore": True},
-    }
+    row = {"id": page, "square": page * page}
+    return {"data": [row], "paging": {"page": page, "hasMore": True}}
 
 
 STYLES = {
