@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from noetl_core.domain.check import Finding, check, find_problems
 from noetl_core.domain.errors import PlaybookInvalidError, Problem
 from noetl_core.domain.ids import StepName
-from noetl_core.domain.parse_step import read_step, step_name
-from noetl_core.domain.parse_tool import Places
+from noetl_core.domain.parse_step import Context, read_step, step_name
+from noetl_core.domain.parse_tool import Places, read_workbook
 from noetl_core.domain.playbook import (
     Defaults,
     Executor,
@@ -35,6 +35,7 @@ _PLAYBOOK_KEYS = (
     "executor",
     "keychain",
     "workload",
+    "workbook",
     "workflow",
 )
 
@@ -87,7 +88,7 @@ def _locate(report: Report, places: Places, tree: Node, finding: Finding) -> Non
 
 def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     """None where there is too little to look at as a whole."""
-    fields = Fields(report, tree, what="a playbook", known=_PLAYBOOK_KEYS, later=("workbook",))
+    fields = Fields(report, tree, what="a playbook", known=_PLAYBOOK_KEYS)
     if not isinstance(tree, Mapping):
         # An empty list may stand for an empty section, but not for the document.
         if not report.problems:
@@ -98,7 +99,9 @@ def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     metadata = _metadata(fields)
     executor = _executor(fields, places)
     keychain = tuple(_keychain(fields))
-    steps = _steps(fields, places, executor.spec.policy.defaults.timeout_s)
+    timeout_s = executor.spec.policy.defaults.timeout_s
+    workbook = read_workbook(report, fields.items("workbook"), timeout_s)
+    steps = _steps(fields, places, Context(executor.spec, workbook))
     workload = fields.data("workload")
     if not steps:
         return None
@@ -148,8 +151,9 @@ def _written(node: Node) -> str:
 def _executor(fields: Fields, places: Places) -> Executor:
     spec = fields.section("executor", known=("spec",)).section(
         "spec",
-        known=("entry_step", "final_step", "no_next_is_error", "policy"),
-        later=("loop_mode", "timeout"),
+        known=(
+            *("entry_step", "final_step", "no_next_is_error", "loop_mode", "timeout", "policy"),
+        ),
     )
     policy = spec.section("policy", known=("defaults",))
     defaults = policy.section("defaults", known=("timeout_s",))
@@ -160,6 +164,8 @@ def _executor(fields: Fields, places: Places) -> Executor:
             entry_step=spec.text("entry_step") or None,
             final_step=spec.text("final_step") or None,
             no_next_is_error=spec.flag("no_next_is_error", default=False),
+            loop_mode=spec.choice("loop_mode", "parallel", ExecutorSpec),
+            timeout_s=spec.seconds("timeout"),
             policy=ExecutorPolicy(defaults=Defaults(timeout_s=defaults.seconds("timeout_s"))),
         )
     )
@@ -171,7 +177,7 @@ def _keychain(fields: Fields) -> Iterator[KeychainEntry]:
         yield KeychainEntry(name=inner.required_text("name"), kind=inner.text("kind"))
 
 
-def _steps(fields: Fields, places: Places, timeout_s: float | None) -> dict[StepName, Step]:
+def _steps(fields: Fields, places: Places, context: Context) -> dict[StepName, Step]:
     nodes = fields.items("workflow", hint="write each step as `- step: NAME`")
     if not nodes and not isinstance(fields.get("workflow"), Mapping | Scalar):
         fields.missing("workflow")
@@ -183,7 +189,7 @@ def _steps(fields: Fields, places: Places, timeout_s: float | None) -> dict[Step
             message = f"the step `{name}` was given in line {first} already"
             fields.report.add(node, message, key="step")
             name = None
-        step = read_step(fields.report, {} if name is None else places, node, timeout_s)
+        step = read_step(fields.report, {} if name is None else places, node, context)
         if name is not None:
             steps[name] = step
     return steps

@@ -1,14 +1,16 @@
 """One step of the workflow, from its node to the model."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from noetl_core.domain.analysis import ROOTS, task_field
 from noetl_core.domain.ids import StepName
+from noetl_core.domain.parse_call import read_output, read_retry, read_sink
 from noetl_core.domain.parse_tool import (
     Places,
+    Workbook,
     action_set,
     check_jumps,
     read_rules,
@@ -18,20 +20,31 @@ from noetl_core.domain.parse_tool import (
     task_nodes,
 )
 from noetl_core.domain.playbook import (
+    CURSOR_SLOTS_DEFAULT,
+    FANOUT_WINDOW_DEFAULT,
     MAX_IN_FLIGHT_DEFAULT,
     POOL_DEFAULT,
+    SHARD_RETRIES_DEFAULT,
+    AdmitRule,
     Arc,
+    Cursor,
+    ExecutorSpec,
     FailurePolicy,
+    Fanout,
+    Frame,
     Loop,
+    LoopMode,
     LoopSpec,
     Next,
     NextSpec,
     Step,
     StepPolicy,
     StepSpec,
+    Task,
 )
 from noetl_core.domain.reader import Fields, Report, guard_text
 from noetl_core.domain.template import GLOBAL_NAMES, is_template
+from noetl_core.domain.tools import PARKED_KINDS
 from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, data_of
 
 MAX_IN_FLIGHT_MAX = 10_000
@@ -41,8 +54,13 @@ STEP_NAME_LENGTH_MAX = 128
 RESERVED_NAMES = ROOTS | GLOBAL_NAMES | {"self", "true", "false", "none", "True", "False", "None"}
 """What a step or an iterator may not be called: templates mean something else by it."""
 
-_STEP_KEYS = ("step", "desc", "spec", "input", "loop", "tool", "set", "next")
-_STEP_KEYS_LATER = ("retry", "sink", "output")
+CHUNK_SIZE_MAX = 100_000
+FRAME_ROWS_MAX = 10_000
+SHARD_RETRIES_MAX = 100
+
+_STEP_KEYS = (
+    *("step", "desc", "spec", "input", "loop", "tool", "retry", "sink", "output", "set", "next"),
+)
 _NEXT_SHAPE = "write `next: {arcs: [{step: NAME}]}`"
 _POOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -63,42 +81,51 @@ def step_name(report: Report, node: Node) -> StepName | None:
     return StepName(name)
 
 
-def read_step(report: Report, places: Places, node: Node, timeout_s: float | None) -> Step:
-    """`timeout_s` is what holds for tasks that name no timeout."""
-    fields = Fields(report, node, what="a step", known=_STEP_KEYS, later=_STEP_KEYS_LATER)
-    return _StepReader(report, places, fields).read(timeout_s)
+class Context(NamedTuple):
+    """What the rest of the playbook says about each of its steps."""
+
+    executor: ExecutorSpec
+    workbook: Workbook
+
+
+def read_step(report: Report, places: Places, node: Node, context: Context) -> Step:
+    fields = Fields(report, node, what="a step", known=_STEP_KEYS)
+    return _StepReader(report, places, fields, context).read()
 
 
 class _StepReader:
     """`places` remembers the nodes that a check of the whole playbook may point at."""
 
-    def __init__(self, report: Report, places: Places, fields: Fields) -> None:
+    def __init__(self, report: Report, places: Places, fields: Fields, context: Context) -> None:
         self._report = report
         self._places = places
         self._fields = fields
+        self._context = context
         self._name = StepName(fields.required_text("step"))
         places[self._name, ""] = fields.node
 
-    def read(self, timeout_s: float | None) -> Step:
+    def read(self) -> Step:
         fields = self._fields
         spec = fields.section(
             "spec",
-            known=("timeout", "pool", "join", "priority", "policy"),
-            later=("loop_mode", "fanout"),
+            known=("timeout", "pool", "join", "priority", "policy", "loop_mode", "fanout"),
         )
-        policy = spec.section("policy", known=("failure", "rules"), later=("admit",))
-        for name in ("input", "set"):
+        policy = spec.section("policy", known=("failure", "rules", "admit"))
+        for name in ("input", "set", "retry", "sink"):
             self._remember(name, fields.get(name))
         step = Step(
             step=self._name,
             desc=fields.text("desc"),
             spec=self._spec(spec, policy),
             input=fields.data("input"),
-            loop=self._loop(),
+            loop=self._loop(spec),
+            retry=read_retry(fields),
+            sink=read_sink(fields),
+            output=read_output(fields),
             set=read_set(fields, "set", roots=("ctx",)),
             next=self._next(),
         )
-        return self._with_tool(step, policy, timeout_s)
+        return self._with_tool(step, policy)
 
     def _spec(self, spec: Fields, policy: Fields) -> StepSpec:
         failure = policy.section("failure", known=("mode",))
@@ -111,37 +138,89 @@ class _StepReader:
             join=spec.choice("join", None, StepSpec),
             priority=spec.whole("priority", 0, at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX),
             policy=StepPolicy(
-                failure=FailurePolicy(mode=failure.choice("mode", "fail_fast", FailurePolicy))
+                failure=FailurePolicy(mode=failure.choice("mode", "fail_fast", FailurePolicy)),
+                admit=self._admit(policy),
             ),
+            fanout=self._fanout(spec),
         )
 
-    def _loop(self) -> Loop | None:
+    def _fanout(self, spec: Fields) -> Fanout:
+        fields = spec.section("fanout", known=("max_shard_retries", "fail_fast", "allow_partial"))
+        return Fanout(
+            max_shard_retries=fields.whole(
+                "max_shard_retries", SHARD_RETRIES_DEFAULT, at_least=0, at_most=SHARD_RETRIES_MAX
+            ),
+            fail_fast=fields.flag("fail_fast", default=False),
+            allow_partial=fields.flag("allow_partial", default=True),
+        )
+
+    def _admit(self, policy: Fields) -> tuple[AdmitRule, ...]:
+        nodes = policy.section("admit", known=("rules",)).items("rules")
+        return tuple(self._admit_rule(node, number) for number, node in enumerate(nodes))
+
+    def _admit_rule(self, node: Node, number: int) -> AdmitRule:
+        """`{when, then: {allow}}`, `{else: {allow}}` or `{else: {then: {allow}}}`."""
+        fields = Fields(
+            self._report, node, what="an admission rule", known=("when", "then", "else")
+        )
+        self._remember(f"spec.policy.admit.rules[{number}].when", fields.get("when") or node)
+        name = "then" if fields.get("else") is None else "else"
+        if fields.get(name) is None:
+            fields.missing("then")
+        then = fields.section(name, known=("allow", "then"))
+        if then.get("then") is not None:
+            then = then.section("then", known=("allow",))
+        return AdmitRule(when=guard_text(fields, "when"), allow=then.flag("allow", default=True))
+
+    def _loop(self, step_spec: Fields) -> Loop | None:
+        mode = step_spec.choice("loop_mode", self._context.executor.loop_mode, ExecutorSpec)
         if self._fields.get("loop") is None:
             return None
-        fields = self._fields.section("loop", known=("in", "iterator", "spec"), later=("cursor",))
-        spec = fields.section(
-            "spec", known=("mode", "max_in_flight"), later=("chunk_size", "frame")
-        )
+        fields = self._fields.section("loop", known=("in", "iterator", "spec", "cursor"))
         iterator = fields.text("iterator", "item")
         if not _IDENTIFIER.fullmatch(iterator) or iterator in RESERVED_NAMES:
             fields.wrong("iterator", "a name that templates do not use themselves")
+        cursor = self._cursor(fields)
         return Loop(
-            collection=self._collection(fields),
+            collection=None if cursor is not None else self._collection(fields),
+            cursor=cursor,
             iterator=iterator,
-            spec=LoopSpec(
-                mode=spec.choice("mode", "parallel", LoopSpec, later=("fanout", "cursor")),
-                max_in_flight=spec.whole(
-                    "max_in_flight", MAX_IN_FLIGHT_DEFAULT, at_least=1, at_most=MAX_IN_FLIGHT_MAX
-                ),
+            spec=self._loop_spec(fields, mode, is_cursor=cursor is not None),
+        )
+
+    def _loop_spec(self, loop: Fields, default: LoopMode, *, is_cursor: bool) -> LoopSpec:
+        fields = loop.section("spec", known=("mode", "max_in_flight", "chunk_size", "frame"))
+        mode = fields.choice("mode", "cursor" if is_cursor else default, LoopSpec)
+        if (mode == "cursor") != is_cursor:
+            loop.missing("in" if is_cursor else "cursor")
+        in_flight = _WINDOWS.get(mode, MAX_IN_FLIGHT_DEFAULT)
+        chunk_size = fields.whole("chunk_size", 0, at_least=1, at_most=CHUNK_SIZE_MAX)
+        return LoopSpec(
+            mode=mode,
+            max_in_flight=fields.whole(
+                "max_in_flight", in_flight, at_least=1, at_most=MAX_IN_FLIGHT_MAX
             ),
+            chunk_size=chunk_size or None,
+            frame=_frame(fields),
+        )
+
+    def _cursor(self, loop: Fields) -> Cursor | None:
+        if loop.get("cursor") is None:
+            return None
+        fields = loop.section("cursor", known=("kind", "auth", "claim"))
+        self._remember("loop.cursor", fields.node)
+        auth = fields.get("auth")
+        return Cursor(
+            kind=fields.choice("kind", "postgres", Cursor),
+            auth=None if auth is None else data_of(auth),
+            claim=fields.required_text("claim"),
         )
 
     def _collection(self, loop: Fields) -> Any:
         node = loop.get("in")
         self._remember("loop.in", node)
         if node is None:
-            if not loop.has("cursor"):
-                loop.missing("in")
+            loop.missing("in")
             return []
         value = data_of(node)
         if not isinstance(value, list) and not is_template(value):
@@ -165,27 +244,45 @@ class _StepReader:
         )
 
     def _arc(self, node: Node, number: int) -> Arc:
-        fields = Fields(
-            self._report, node, what="an arc", known=("step", "when", "set"), later=("on", "input")
-        )
-        for name in ("step", "when", "set"):
+        names = ("step", "when", "set", "on", "input")
+        fields = Fields(self._report, node, what="an arc", known=names)
+        for name in names:
             self._remember(f"next.arcs[{number}].{name}", fields.get(name) or node)
         return Arc(
             step=StepName(fields.required_text("step")),
             when=guard_text(fields, "when"),
+            on=fields.choice("on", None, Arc),
             set=read_set(fields, "set", roots=("ctx",)),
+            input=fields.data("input"),
         )
 
-    def _with_tool(self, step: Step, policy: Fields, timeout_s: float | None) -> Step:
+    def _with_tool(self, step: Step, policy: Fields) -> Step:
         """Rules of the step hold for each of its tasks that has none of its own."""
         nodes = task_nodes(self._report, self._fields.get("tool"))
         rules = tuple(read_rules(policy))
-        tasks = tuple(read_task(self._report, node, rules, timeout_s) for node in nodes)
+        timeout_s = self._context.executor.policy.defaults.timeout_s
+        tasks = tuple(
+            read_task(self._report, node, rules, timeout_s, self._context.workbook)
+            for node in nodes
+        )
         step = msgspec.structs.replace(step, tool=tasks)
         for node, task in zip(nodes, tasks, strict=True):
             self._remember_task(task_field(step, task), node.node, policy)
+            self._check_parked(node.node, task, step)
         check_jumps(self._report, tasks, self._places, step)
         return step
+
+    def _check_parked(self, node: Mapping, task: Task, step: Step) -> None:
+        """What waits has no worker, so there is nobody to go on with the next task afterwards."""
+        if task.kind not in PARKED_KINDS:
+            return
+        if len(step.tool) > 1:
+            message = f"`{task.kind}` waits without a worker, so it is the only task of its step"
+            hint = "give it a step of its own"
+            self._report.add(node, message, key="kind", hint=hint)
+        if step.sink is not None:
+            message = f"a step of kind `{task.kind}` has no `sink`"
+            self._report.add(node, message, key="sink", hint="write the result in the next step")
 
     def _remember_task(self, field: str, node: Mapping, policy: Fields) -> None:
         self._remember(field, node)
@@ -201,3 +298,18 @@ class _StepReader:
     def _remember(self, field: str, node: Node | None) -> None:
         if node is not None:
             self._places.setdefault((self._name, field), node)
+
+
+_WINDOWS = {"fanout": FANOUT_WINDOW_DEFAULT, "cursor": CURSOR_SLOTS_DEFAULT}
+
+
+def _frame(loop_spec: Fields) -> Frame:
+    fields = loop_spec.section(
+        "frame", known=("max_rows", "process", "row_concurrency", "lease_seconds")
+    )
+    return Frame(
+        max_rows=fields.whole("max_rows", 50, at_least=1, at_most=FRAME_ROWS_MAX),
+        process=fields.choice("process", "row", Frame),
+        row_concurrency=fields.whole("row_concurrency", 1, at_least=1, at_most=FRAME_ROWS_MAX),
+        lease_seconds=fields.seconds("lease_seconds", 120.0) or 120.0,
+    )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from noetl_core.domain.analysis import ROOTS, task_field
 from noetl_core.domain.playbook import RETRY_ATTEMPTS_DEFAULT, Action, Rule, Step, Task
 from noetl_core.domain.reader import NOT_YET, Fields, Report, guard_text, suggestion
@@ -14,6 +16,10 @@ JUMP_BACK = "previous"
 
 Places = dict[tuple[str, str], Node]
 """Where each value that may hold templates stands, by step and field."""
+
+
+Workbook = dict[str, "Task"]
+"""The reusable tasks of a playbook, by name."""
 
 
 class TaskNode:
@@ -68,9 +74,58 @@ def _checked_label(report: Report, node: Node, label: str) -> str:
 
 
 def read_task(
-    report: Report, task: TaskNode, rules: tuple[Rule, ...], timeout_s: float | None
+    report: Report,
+    task: TaskNode,
+    rules: tuple[Rule, ...],
+    timeout_s: float | None,
+    workbook: Workbook,
 ) -> Task:
     """`rules` and `timeout_s` are what holds for tasks that say nothing of their own."""
+    read = _read_task(report, task, rules, timeout_s)
+    return _from_workbook(report, task, read, workbook) if read.kind == "workbook" else read
+
+
+def _from_workbook(report: Report, node: TaskNode, task: Task, workbook: Workbook) -> Task:
+    """The named task with this one's input, `set` and rules over its own."""
+    name = node.node.items.get("name")
+    wanted = name.text if isinstance(name, Scalar) else ""
+    found = workbook.get(wanted)
+    if found is None:
+        message = (
+            f"`{wanted}` is no task of the workbook" if wanted else "a workbook task needs `name`"
+        )
+        report.add(name or node.node, message, key="name", hint=suggestion(wanted, workbook))
+        return task
+    return msgspec.structs.replace(
+        found,
+        label=task.label,
+        input={**found.input, **task.input},
+        set={**found.set, **task.set},
+        rules=task.rules or found.rules,
+        timeout_s=task.timeout_s if task.timeout_s is not None else found.timeout_s,
+    )
+
+
+def read_workbook(report: Report, nodes: list[Node], timeout_s: float | None) -> Workbook:
+    workbook: Workbook = {}
+    for node in nodes:
+        fields = Fields(report, node, what="a workbook entry", known=("name", "desc", "tool"))
+        name = fields.required_text("name")
+        tasks = task_nodes(report, fields.get("tool"))
+        if fields.get("tool") is None:
+            fields.missing("tool")
+        if len(tasks) > 1:
+            report.add(node, f"the workbook task `{name}` has one tool, not a list", key="tool")
+        if name in workbook:
+            report.add(node, f"the workbook has the task `{name}` already", key="name")
+        if tasks:
+            workbook[name] = _read_task(report, tasks[0], (), timeout_s)
+    return workbook
+
+
+def _read_task(
+    report: Report, task: TaskNode, rules: tuple[Rule, ...], timeout_s: float | None
+) -> Task:
     kind, tool = _kind(report, task.node)
     fields = Fields(
         report,

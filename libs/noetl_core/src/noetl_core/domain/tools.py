@@ -19,6 +19,10 @@ TASK_FIELDS = ("name", "kind", "desc", "input", "set", "spec", "timeout")
 _PYTHON_CODE = ("code", "script")
 _SQL = ("command", "query", "script")
 _URL = ("url", "endpoint")
+_WAIT = ("seconds", "until", "signal")
+
+PARKED_KINDS = frozenset({"playbook", "wait", "approval"})
+"""Tools that wait without a worker: the command is parked until something happens elsewhere."""
 
 TOOLS: dict[str, ToolFields] = {
     "noop": ToolFields(fields=("value",)),
@@ -40,24 +44,24 @@ TOOLS: dict[str, ToolFields] = {
         ),
         one_of=_URL,
     ),
-    "postgres": ToolFields(fields=("auth", *_SQL, "params", "pool"), one_of=_SQL),
+    "postgres": ToolFields(fields=("auth", *_SQL, "params", "pool", "chunk_size"), one_of=_SQL),
+    "playbook": ToolFields(fields=("path", "version", "return_step"), one_of=("path",)),
+    "workbook": ToolFields(),
+    "wait": ToolFields(fields=_WAIT, one_of=_WAIT),
+    "approval": ToolFields(fields=("message", "approvers", "form")),
 }
 
 KINDS_TO_COME = frozenset(
     {
-        "approval",
         "artifact",
         "container",
         "duckdb",
         "fail",
         "nats",
-        "playbook",
         "resolve",
         "s3",
         "shell",
         "transfer",
-        "wait",
-        "workbook",
     }
 )
 """Kinds of the language that this version cannot run yet."""
