@@ -1,11 +1,15 @@
 """Playbooks of the classic dialect: what each piece becomes, and where its errors point."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from noetl_core.domain.classic import is_classic, modernise
-from noetl_core.domain.errors import Problem
+from noetl_core.domain.errors import PlaybookInvalidError, Problem
+from noetl_core.domain.parse import parse_playbook, warnings_of
 from noetl_core.domain.reader import Report
 from noetl_core.domain.yaml_tree import Mapping, Node, Sequence, data_of, read_tree
 
@@ -539,3 +543,142 @@ next: {spec: {mode: inclusive}, arcs: [{step: b, when: "{{ ctx.x }}", input: {a:
     assert not is_classic(tree)
     assert data_of(modernise(tree, Report(problems))) == data_of(tree)
     assert problems == []
+
+
+CLASSIC = """
+apiVersion: noetl.io/v1
+kind: Playbook
+metadata: {name: users}
+workload: {api: "http://localhost", endpoints: [a, b]}
+workbook:
+  - name: score
+    tool: python
+    code: "result = {'score': n}"
+    args: {n: 0}
+workflow:
+  - step: fetch
+    tool: http
+    url: "{{ workload.api }}/{{ endpoint }}"
+    params: {page: 1}
+    loop:
+      collection: "{{ workload.endpoints }}"
+      element: endpoint
+      mode: async
+      concurrency: 10
+    retry:
+      on_error: {max_attempts: 3, backoff: exponential, delay: 1}
+      on_success:
+        while: "{{ response.paging.hasMore }}"
+        max_attempts: 100
+        next_call: {params: {page: "{{ response.paging.page + 1 }}"}}
+        collect: append
+        merge_path: data
+    sink: {tool: postgres, table: raw_data, connection: main_db, mode: append}
+    vars: {failed: "{{ result.stats.failed }}"}
+    next:
+      - when: "{{ vars.failed == 0 }}"
+        then: [{step: rate, args: {n: "{{ fetch.stats.total }}"}}]
+      - else: end
+  - step: start
+    next: fetch
+  - step: rate
+    type: workbook
+    name: score
+    next: [end]
+  - step: end
+"""
+
+MODERN = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: users}
+executor: {spec: {entry_step: start}}
+workload: {api: "http://localhost", endpoints: [a, b]}
+workbook:
+  - name: score
+    tool: {kind: python, code: "result = {'score': n}", input: {n: 0}}
+workflow:
+  - step: fetch
+    loop:
+      in: "{{ workload.endpoints }}"
+      iterator: endpoint
+      spec: {mode: parallel, max_in_flight: 10}
+    tool: {kind: http, url: "{{ workload.api }}/{{ endpoint }}", params: {page: 1}}
+    retry:
+      on_error: {max_attempts: 3, backoff: exponential, initial_delay: 1}
+      on_success:
+        while: "{{ response.paging.hasMore }}"
+        max_attempts: 100
+        next_call: {params: {page: "{{ response.paging.page + 1 }}"}}
+        collect: append
+        merge_path: data
+    sink: {tool: postgres, table: raw_data, auth: main_db, mode: append}
+    set: {ctx.failed: "{{ output.stats.failed }}"}
+    next:
+      spec: {mode: exclusive}
+      arcs:
+        - {step: rate, when: "{{ ctx.failed == 0 }}", input: {n: "{{ fetch.stats.total }}"}}
+        - {step: end}
+  - step: start
+    next: {arcs: [{step: fetch}]}
+  - step: rate
+    tool: {kind: workbook, name: score}
+    next: {arcs: [{step: end}]}
+  - step: end
+"""
+
+
+def test_a_classic_playbook_is_the_same_playbook_as_its_modern_twin() -> None:
+    playbook = parse_playbook(CLASSIC)
+
+    assert playbook == parse_playbook(MODERN)
+    assert warnings_of(playbook) == ()
+
+
+KEYS = st.sampled_from(
+    (
+        *("step", "name", "tool", "type", "task", "kind", "url", "code"),
+        *("args", "data", "with", "payload", "input", "connection", "auth", "loop"),
+        *(
+            "collection",
+            "element",
+            "mode",
+            "concurrency",
+            "chunk_size",
+            "retry",
+            "on_error",
+            "stop_when",
+        ),
+        *("retry_when", "delay", "sink", "save", "storage", "key", "table", "vars"),
+        *("set", "next", "when", "then", "else", "arcs", "spec", "version"),
+        *("zz"),
+    )
+)
+LEAVES: st.SearchStrategy[Any] = (
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 3)
+    | st.sampled_from(["a", "end", "noop", "iterator", "workbook", "async", "{{ result.x }}", "{{"])
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.dictionaries(KEYS, TREES, max_size=6), max_size=3), st.booleans())
+def test_a_classic_workflow_of_any_shape_is_parsed_or_refused_with_places(
+    steps: list[Any], in_workbook: bool
+) -> None:
+    workbook = json.dumps(steps if in_workbook else [])
+    text = f"{HEAD}workbook: {workbook}\nworkflow: {json.dumps(steps)}\n"
+    problems: list[Problem] = []
+    try:
+        parse_playbook(text)
+    except PlaybookInvalidError as error:
+        problems = error.problems
+
+    assert all(1 <= problem.line <= 5 for problem in problems)
+    assert all(problem.column >= 1 and problem.message for problem in problems)

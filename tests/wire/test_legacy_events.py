@@ -1,5 +1,7 @@
 """Old names of events, where they come in from outside."""
 
+from pathlib import Path
+
 import pytest
 
 from noetl_core.domain.events import FACT_BY_TYPE
@@ -54,3 +56,11 @@ def test_no_old_name_has_two_meanings_or_hides_a_current_one() -> None:
 @pytest.mark.parametrize("name", ["", "action", "worker.heartbeat", "step"])
 def test_a_name_that_nobody_knows_has_no_meaning(name: str) -> None:
     assert current_name(name) is None
+
+
+def test_the_page_of_the_classic_dialect_lists_every_old_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "classic.md").read_text()
+
+    missing = [name for names in OLD_NAMES.values() for name in names if f"`{name}`" not in page]
+
+    assert missing == []

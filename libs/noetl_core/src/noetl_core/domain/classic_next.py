@@ -151,9 +151,7 @@ def _target(report: Report, node: Node, overlay: Node | None) -> Mapping | None:
         arc = Draft(node)
         merged_inputs(report, arc)
     else:
-        inner = isinstance(node, Mapping) and "when" in node.items
-        message = "a guard inside `then`" if inner else f"a target cannot be {describe(node)}"
-        report.add(node, message, key="next", hint=_TARGET)
+        _refuse_target(report, node)
         return None
     if isinstance(overlay, Mapping):
         merged = Draft(overlay)
@@ -162,6 +160,14 @@ def _target(report: Report, node: Node, overlay: Node | None) -> Mapping | None:
             Draft(own).move(own.items, merged)
         arc.put("input", merged.finished())
     return arc.finished()
+
+
+def _refuse_target(report: Report, node: Node) -> None:
+    if isinstance(node, Mapping) and "step" in node.items:
+        hint = "put it in the `when` of the branch"
+        report.add(node, "a guard inside `then` has no counterpart", key="when", hint=hint)
+    else:
+        report.add(node, f"a target cannot be {describe(node)}", key="next", hint=_TARGET)
 
 
 def _arcs(report: Report, branches: _Branches) -> list[Mapping]:

@@ -1,11 +1,13 @@
-"""The current dialect: text of a playbook to the model, or every problem with its place.
+"""Text of a playbook to the model, or every problem with its place.
 
-Unknown keys are errors. Keys of the language that this version cannot run yet say so.
+Unknown keys are errors. Keys of the language that this version cannot run yet say so. A document
+of the classic dialect is turned into the current one first (see domain/classic.py).
 """
 
 from collections.abc import Iterator
 
 from noetl_core.domain.check import Finding, check, find_problems
+from noetl_core.domain.classic import is_classic, modernise
 from noetl_core.domain.errors import PlaybookInvalidError, Problem
 from noetl_core.domain.ids import StepName
 from noetl_core.domain.parse_step import Context, read_step, step_name
@@ -20,11 +22,10 @@ from noetl_core.domain.playbook import (
     Playbook,
     Step,
 )
-from noetl_core.domain.reader import NOT_YET, Fields, Report
+from noetl_core.domain.reader import Fields, Report
 from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, Sequence, data_of, read_tree
 
 API_VERSIONS = ("noetl.io/v2", "noetl.io/v10")
-CLASSIC_API_VERSION = "noetl.io/v1"
 
 _WARNINGS = f"{__name__}.warnings"
 
@@ -44,6 +45,8 @@ def parse_playbook(text: str, *, file: str = "playbook.yaml") -> Playbook:
     """The playbook, checked. Raises PlaybookInvalidError with every problem that was found."""
     tree, problems = read_tree(text, file=file)
     report = Report(problems)
+    if is_classic(tree):
+        tree = modernise(tree, report)
     places: Places = {}
     playbook = _read(report, places, tree)
     if playbook is not None:
@@ -94,8 +97,7 @@ def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
         if not report.problems:
             report.add(tree, "a playbook must be a mapping")
         return None
-    if not _is_current(fields):
-        return None
+    _check_version(fields)
     metadata = _metadata(fields)
     executor = _executor(fields, places)
     keychain = tuple(_keychain(fields))
@@ -110,17 +112,12 @@ def _read(report: Report, places: Places, tree: Node) -> Playbook | None:
     )
 
 
-def _is_current(fields: Fields) -> bool:
-    """Whether the rest can be read: of another dialect every key would be wrong."""
+def _check_version(fields: Fields) -> None:
     version = fields.required_text("apiVersion")
     if fields.required_text("kind") not in {"Playbook", ""}:
         fields.wrong("kind", "Playbook")
-    if version == CLASSIC_API_VERSION:
-        fields.wrong("apiVersion", API_VERSIONS[0], hint=f"the classic dialect {NOT_YET}")
-        return False
     if version and version not in API_VERSIONS:
         fields.wrong("apiVersion", " or ".join(API_VERSIONS))
-    return True
 
 
 def _metadata(fields: Fields) -> Metadata:
