@@ -35,12 +35,13 @@ class FileTier:
         return f"{_SCHEME}{relative}"
 
     async def get(self, uri: str) -> bytes:
-        return await asyncio.to_thread(self._path(uri).read_bytes)
+        return await asyncio.to_thread(self.path(uri).read_bytes)
 
     async def delete(self, uri: str) -> None:
-        await asyncio.to_thread(self._path(uri).unlink, missing_ok=True)
+        await asyncio.to_thread(self.path(uri).unlink, missing_ok=True)
 
-    def _path(self, uri: str) -> Path:
+    def path(self, uri: str) -> Path:
+        """Where it lies, for a reader that needs no copy of it."""
         path = self._root / uri.removeprefix(_SCHEME)
         if not uri.startswith(_SCHEME) or not path.resolve().is_relative_to(self._root.resolve()):
             raise FileNotFoundError(uri)

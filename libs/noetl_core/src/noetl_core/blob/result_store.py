@@ -11,6 +11,7 @@ tier before `put` returns. What `get` gives may be shared with others: read it, 
 import asyncio
 import hashlib
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -89,6 +90,16 @@ class ResultStore:
                 document = await self._read(execution_id, row)
                 self._cache.put(key, document, row.size)
         return document
+
+    async def file_of(
+        self, conn: Connection | Pool, execution_id: ExecutionId, reference: Reference
+    ) -> Path | None:
+        """The file of a result, for a tool that reads it in place; None if it lies in none."""
+        if reference.type not in {"db", "object_store"}:
+            return None
+        row = await self._find(conn, execution_id, reference.ref_id)
+        tier = self._tiers.get(row.tier)
+        return tier.path(row.uri) if isinstance(tier, FileTier) and row.uri else None
 
     async def results_of_loop(
         self,

@@ -6,8 +6,9 @@ Two questions, each answered once per playbook:
 - `pushed_paths`: which fields of a result does the broker route on? The worker puts those into the
   envelope, and the broker decides without the payload.
 
-Templates of a step run in two places. `loop.in`, the step's `set`, and its arcs' `when` and `set`
-are the broker's; everything about the tool, and `input`, is the worker's.
+Templates of a step run in two places. `loop.in`, admission, `retry`, the step's `set` and its arcs
+are the broker's; everything about the tool, `input`, `sink` and the claim of a cursor is the
+worker's.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from noetl_core.domain.errors import TemplateError
 from noetl_core.domain.ids import StepName
-from noetl_core.domain.playbook import Playbook, Step, Task, per_playbook
+from noetl_core.domain.playbook import Cursor, Loop, Playbook, Sink, Step, Task, per_playbook
 from noetl_core.domain.template import Path, Template, compile_template, is_template
 from noetl_core.domain.tools import is_raw
 
@@ -24,12 +25,25 @@ ENVELOPE_FIELDS = frozenset({"status", "_ref", "ref", "error", "stats"})
 
 OUTPUT_ROOTS = frozenset({"output", "outcome"})
 
-PIPELINE_ROOTS = frozenset({"_prev", "_task", "_attempt", "results", "response"})
+RESPONSE_ROOTS = OUTPUT_ROOTS | {"response"}
+"""How the templates of `retry` call what a call returned."""
 
-WORKER_ROOTS = PIPELINE_ROOTS | {"input", "iter", "keychain", "idempotency_key", "now", "uuid"}
+PIPELINE_ROOTS = frozenset({"_prev", "_task", "_attempt", "results"})
+
+FRAME_ROOTS = frozenset({"__frame_max_rows", "__frame_lease_seconds"})
+"""What the claim of a cursor loop is told."""
+
+WORKER_ROOTS = (
+    PIPELINE_ROOTS | FRAME_ROOTS | {"input", "iter", "keychain", "idempotency_key", "now", "uuid"}
+)
 """Names that only templates evaluated by a worker have."""
 
-COMMON_ROOTS = OUTPUT_ROOTS | {"workload", "ctx", "event", "error", "fanin", "execution_id"}
+RETRY_ROOTS = frozenset({"iter", "_attempt"})
+"""Of those, the ones that the templates of `retry` have too."""
+
+COMMON_ROOTS = OUTPUT_ROOTS | {
+    *("workload", "ctx", "event", "error", "fanin", "response", "execution_id"),
+}
 
 ROOTS = WORKER_ROOTS | COMMON_ROOTS
 """Names with a meaning of their own. No step, input or iterator may be called so."""
@@ -94,14 +108,46 @@ def iter_keys(step: Step) -> frozenset[str]:
 
 def sites_of(step: Step) -> Iterator[Site]:
     yield Site(step, "input", step.input, "worker")
+    for number, rule in enumerate(step.spec.policy.admit):
+        yield Site(step, f"spec.policy.admit.rules[{number}].when", rule.when, "broker")
     if step.loop is not None:
-        yield Site(step, "loop.in", step.loop.collection, "broker")
+        yield from _loop_sites(step, step.loop)
     for task in step.tool:
         yield from _task_sites(step, task)
+    yield from _retry_sites(step)
+    if step.sink is not None:
+        yield Site(step, "sink", sink_config(step.sink), "worker", is_config=True)
     yield Site(step, "set", step.set, "broker")
     for number, arc in enumerate(step.next.arcs):
         yield Site(step, f"next.arcs[{number}].when", arc.when, "broker")
         yield Site(step, f"next.arcs[{number}].set", arc.set, "broker")
+        yield Site(step, f"next.arcs[{number}].input", arc.input, "broker")
+
+
+def sink_config(sink: Sink) -> dict[str, Any]:
+    """Everything of a sink that may hold templates."""
+    config = {k: v for k, v in sink.config.items() if not is_raw(sink.tool, k)}
+    return {"auth": sink.auth, "table": sink.table, "args": sink.args, **config}
+
+
+def cursor_config(cursor: Cursor) -> dict[str, Any]:
+    return {"auth": cursor.auth, "claim": cursor.claim}
+
+
+def _loop_sites(step: Step, loop: Loop) -> Iterator[Site]:
+    if loop.cursor is None:
+        yield Site(step, "loop.in", loop.collection, "broker")
+    else:
+        yield Site(step, "loop.cursor", cursor_config(loop.cursor), "worker", is_config=True)
+
+
+def _retry_sites(step: Step) -> Iterator[Site]:
+    on_error, on_success = step.retry.on_error, step.retry.on_success
+    if on_error is not None:
+        yield Site(step, "retry.on_error.when", on_error.when, "broker")
+    if on_success is not None:
+        yield Site(step, "retry.on_success.while", on_success.condition, "broker")
+        yield Site(step, "retry.on_success.next_call", on_success.next_call, "broker")
 
 
 def task_field(step: Step, task: Task) -> str:
@@ -190,8 +236,11 @@ def _all_pushed(playbook: Playbook) -> dict[StepName, frozenset[str]]:
     pushed: dict[StepName, set[str]] = {name: set() for name in playbook.steps}
     for step in playbook.steps.values():
         for site, (root, *fields) in _paths_read(step, "broker"):
-            source = site.step.step if root in OUTPUT_ROOTS else StepName(root)
-            if source not in playbook.steps or playbook.steps[source].loop is not None:
+            source = site.step.step if root in RESPONSE_ROOTS else StepName(root)
+            if source not in playbook.steps:
+                continue
+            # A loop's results are read by reference; `retry` looks at what one call returned.
+            if playbook.steps[source].loop is not None and not site.field.startswith("retry."):
                 continue
             if not fields or fields[0] not in ENVELOPE_FIELDS:
                 pushed[source].add(_dotted(fields))

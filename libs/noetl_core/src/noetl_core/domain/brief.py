@@ -16,7 +16,7 @@ from noetl_core.domain.fold import loop_of
 from noetl_core.domain.ids import CatalogId, LoopId, StepName, visit_id
 from noetl_core.domain.known import Known
 from noetl_core.domain.playbook import Playbook
-from noetl_core.domain.state import ExecutionState
+from noetl_core.domain.state import ExecutionState, LoopState, Visit
 
 ELEMENT_BYTES_MAX = 4096
 """A larger element is not copied into the brief: the worker reads it from its part."""
@@ -47,6 +47,14 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: Envelope | None = None
     """The execution's payload, merged over the playbook's workload."""
     parent_ref: int | None = None
+    input: dict[str, Any] = {}
+    """What the arc brought along; it goes over the step's own input."""
+    call: dict[str, Any] = {}
+    """What goes over the fields of the tool: the call of the next page."""
+    page: int = 1
+    chunks: int = 0
+    """How many chunks of a streamed result are recorded already."""
+    iter_parent: dict[str, Any] = {}
 
 
 def brief_for(
@@ -54,6 +62,7 @@ def brief_for(
 ) -> Brief:
     """Raises ReferenceNeeded when the part of the collection with this element is not loaded."""
     reads = reads_of(playbook, fact.step)
+    visit = state.visits[visit_id(fact.step, fact.visit)]
     return Brief(
         catalog_id=state.catalog_id,
         step=fact.step,
@@ -61,19 +70,32 @@ def brief_for(
         attempt=fact.attempt,
         element=None if fact.iter_index is None else _element(state, fact, fact.iter_index, known),
         ctx=_ctx(state, reads),
-        steps={
-            name: step.result
-            for name in reads.steps
-            if (step := state.steps.get(name)) is not None and step.result is not None
-        },
+        steps=_results(state, reads, visit),
         errors={
             name: step.error
             for name in reads.steps
             if (step := state.steps.get(name)) is not None and step.error is not None
         },
         payload=state.payload if reads.needs_payload else None,
-        parent_ref=state.visits[visit_id(fact.step, fact.visit)].parent_ref,
+        parent_ref=visit.parent_ref,
+        input=visit.input,
+        call=fact.call,
+        page=fact.page,
+        chunks=fact.chunks,
+        iter_parent=state.iter_parent,
     )
+
+
+def _results(state: ExecutionState, reads: Reads, visit: Visit) -> dict[StepName, Envelope]:
+    """To a token that carries a chunk, the step it comes from means that chunk."""
+    results = {
+        name: step.result
+        for name in reads.steps
+        if (step := state.steps.get(name)) is not None and step.result is not None
+    }
+    if visit.chunk is not None:
+        results[visit.chunk.step] = visit.chunk.result
+    return results
 
 
 def _ctx(state: ExecutionState, reads: Reads) -> dict[str, Any]:
@@ -82,15 +104,24 @@ def _ctx(state: ExecutionState, reads: Reads) -> dict[str, Any]:
     return {key: state.ctx[key] for key in reads.ctx_keys if key in state.ctx}
 
 
-def _element(state: ExecutionState, fact: CommandIssued, index: int, known: Known) -> Element:
-    loop = loop_of(state, fact.step, fact.visit)
+def element_of(loop: LoopState, index: int, known: Known) -> Any:
     part, offset = divmod(index, loop.part_size)
-    value = known.part(loop.loop_id, part)[offset]
+    return known.part(loop.collection_id or loop.loop_id, part)[offset]
+
+
+def _element(
+    state: ExecutionState, fact: CommandIssued, index: int, known: Known
+) -> Element | None:
+    loop = loop_of(state, fact.step, fact.visit)
+    if loop.is_cursor:
+        return Element(index=index, total=0, loop_id=loop.loop_id, part=0, offset=0)
+    part, offset = divmod(index, loop.part_size)
+    value = element_of(loop, index, known)
     is_inline = len(_encoder.encode(value)) <= ELEMENT_BYTES_MAX
     return Element(
         index=index,
-        total=loop.total,
-        loop_id=loop.loop_id,
+        total=loop.base_done + loop.total,
+        loop_id=loop.collection_id or loop.loop_id,
         part=part,
         offset=offset,
         is_inline=is_inline,

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from noetl_core.domain.analysis import (
-    OUTPUT_ROOTS,
+    FRAME_ROOTS,
+    RESPONSE_ROOTS,
+    RETRY_ROOTS,
     ROOTS,
     WORKER_ROOTS,
     Place,
@@ -30,8 +32,7 @@ from noetl_core.domain.tools import TOOLS
 
 ITERATION_FIELDS = frozenset({"index", "first", "last", "parent"})
 
-_AFTER_THE_STEP = OUTPUT_ROOTS | {"event", "error"}
-_NOT_PROVIDED = frozenset({"fanin", "response"})
+_AFTER_THE_STEP = RESPONSE_ROOTS | {"event", "error", "fanin"}
 _TEMPLATE_IN_CODE = re.compile(r"\{\{\s*(workload|ctx|iter|input|output|keychain)\.")
 
 
@@ -135,7 +136,8 @@ def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
         return _bare_doubt(playbook, site, root)
     if root in playbook.workload or root in ctx_keys(playbook):
         return None
-    if site.side == "broker" and root in WORKER_ROOTS:
+    is_retry = site.field.startswith("retry.")
+    if site.side == "broker" and root in WORKER_ROOTS and not (is_retry and root in RETRY_ROOTS):
         hint = "the broker evaluates this field; use ctx, workload or the result of a step"
         return Problem(message=f"`{root}` is there for the tool only", hint=hint)
     if site.side == "worker" and root == "event":
@@ -143,16 +145,21 @@ def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
     if root == "keychain" and not site.is_config:
         hint = "use it in a field of the tool: it is never recorded"
         return Problem(message="`keychain` is not there", hint=hint)
-    if site.field == "loop.in" and root in _AFTER_THE_STEP:
+    if root in _AFTER_THE_STEP and site.field.startswith(("loop.in", "spec.policy.admit")):
         return Problem(message=f"`{root}` is not there before the step has run")
-    if root in _NOT_PROVIDED:
-        return Problem(message=f"`{root}` is not supported by this version")
+    if root == "response" and not is_retry:
+        return Problem(message="`response` is there in `retry` only", hint="use `output`")
+    if root == "fanin" and (site.step.loop is None or site.side == "worker" or is_retry):
+        return Problem(message="`fanin` is there only after a loop, in its `set` and its arcs")
+    if root in FRAME_ROOTS and site.field != "loop.cursor":
+        return Problem(message=f"`{root}` is there in the claim of a cursor loop only")
     return _field_doubt(playbook, site, root, path[1]) if len(path) > 1 else None
 
 
 def _bare_doubt(playbook: Playbook, site: Site, name: str) -> Problem | None:
     shared = {*playbook.steps, *ctx_keys(playbook), *playbook.workload}
-    there = _names_there(site) if site.side == "worker" else set()
+    is_retry = site.field.startswith("retry.")
+    there = _names_there(site) if site.side == "worker" or is_retry else set()
     if name in shared or name in there:
         return None
     if name in _own_names(site.step) and site.side == "broker":

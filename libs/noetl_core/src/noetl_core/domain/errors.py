@@ -13,11 +13,14 @@ NoetlError
 Anything else is a bug: let it end the process, the log resumes.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from noetl_core.domain.ids import LoopId, RefId, ShardId
+from noetl_core.domain.ids import LoopId, ShardId
+
+if TYPE_CHECKING:
+    from noetl_core.domain.envelope import Reference
 
 
 class NoetlError(Exception):
@@ -49,16 +52,21 @@ class ShardLostError(NoetlError):
 
 
 class ReferenceNeeded(NoetlError):  # noqa: N818 - a request, not a failure
-    """decide() met a value that lives in the result store. Load it and decide again.
+    """A template met a value that lives in the result store. Load it and ask again.
 
-    `part` is set for a piece of a stored collection; `loop_id` for the ordered results of a loop.
+    It is what `reference` points at, or `part` of the collection of a loop, or, with a `loop_id`
+    alone, the list of items that the loop has left undone.
     """
 
     def __init__(
-        self, *, ref_id: RefId | None = None, part: int | None = None, loop_id: LoopId | None = None
+        self,
+        reference: "Reference | None" = None,
+        *,
+        part: int | None = None,
+        loop_id: LoopId | None = None,
     ) -> None:
-        super().__init__(f"reference {ref_id} part {part} loop {loop_id} is needed")
-        self.ref_id = ref_id
+        super().__init__(f"{reference} part {part} loop {loop_id} is needed")
+        self.reference = reference
         self.part = part
         self.loop_id = loop_id
 

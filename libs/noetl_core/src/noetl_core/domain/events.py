@@ -28,13 +28,53 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened. Fields that are columns of `noetl.event` keep their names there."""
 
 
+class Again(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The attempt that follows an ended one: what it inherits, and when it may begin."""
+
+    attempt: int
+    page: int = 1
+    failures: int = 0
+    """How often this page has failed so far. A lost attempt is not a failure."""
+    delay_s: float = 0.0
+    call: dict[str, Any] = {}
+    """What is laid over the fields of the tool: the rendered `next_call` of a page."""
+    sequence: EventId | None = None
+    """The end of the first page: the manifest that the pages are listed in."""
+    chunks: int = 0
+    """How many chunks of a streamed result are recorded already."""
+    failures_watched: int = 0
+    """How many failures the circuit breaker of the step looks at; 0 when it has none."""
+    open_until_ms: int = 0
+    """Until when the circuit breaker lets nothing through."""
+
+
 class ExecutionStarted(Fact, frozen=True, kw_only=True, tag="execution.started"):
-    """A client's request was accepted. Its payload, if any, is the result of this event."""
+    """A client's request was accepted. Its payload, if any, is the result of this event.
+
+    A child names its parent's command. A fork names its origin, where it begins, and what it
+    inherits.
+    """
 
     catalog_id: CatalogId
     path: str = ""
     version: int = 0
     result: Envelope | None = None
+    parent_execution_id: ExecutionId | None = None
+    parent_command_id: CommandId | None = None
+    return_step: StepName | None = None
+    depth: int = 0
+    iter_parent: dict[str, Any] = {}
+    origin: ExecutionId | None = None
+    entry: StepName | None = None
+    ctx: dict[str, Any] = {}
+    steps: dict[StepName, Envelope] = {}
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a streamed result that a token carries: what its source step means to it."""
+
+    step: StepName
+    result: Envelope
 
 
 class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
@@ -44,6 +84,8 @@ class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
     visit: int
     tokens: int = 1
     parent_ref: int | None = None
+    input: dict[str, Any] = {}
+    chunk: Chunk | None = None
 
 
 class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
@@ -58,6 +100,22 @@ class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
     pool: str = "cpu"
     priority: int = 0
     delay_s: float = 0.0
+    page: int = 1
+    failures: int = 0
+    call: dict[str, Any] = {}
+    sequence: EventId | None = None
+    chunks: int = 0
+    parent_event_id: EventId | None = None
+    """The end of the attempt or page before this one."""
+
+
+class ShardEnqueued(Fact, frozen=True, kw_only=True, tag="loop.shard.enqueued"):
+    """One item of a fan-out was handed out; its command follows."""
+
+    step: StepName
+    visit: int
+    loop_id: LoopId
+    iter_index: int
 
 
 class CommandClaimed(Fact, frozen=True, kw_only=True, tag="command.claimed"):
@@ -72,8 +130,47 @@ class CommandClaimed(Fact, frozen=True, kw_only=True, tag="command.claimed"):
     iter_index: int | None = None
 
 
+class CommandParked(Fact, frozen=True, kw_only=True, tag="command.parked"):
+    """The command waits for something elsewhere, and holds no worker meanwhile.
+
+    `child` is the execution that it waits for; `signal` the name that may end the wait; `until_ms`
+    when it ends by itself (a `wait` well, anything else as a timeout).
+    """
+
+    step: StepName
+    visit: int
+    command_id: CommandId
+    worker_id: WorkerId
+    kind: Literal["playbook", "wait", "approval"]
+    attempt: int = 1
+    loop_id: LoopId | None = None
+    iter_index: int | None = None
+    child: ExecutionId | None = None
+    path: str = ""
+    signal: str = ""
+    until_ms: int | None = None
+    details: dict[str, Any] = {}
+    result: Envelope | None = None
+
+
+class CallPartial(Fact, frozen=True, kw_only=True, tag="call.partial"):
+    """A chunk of a result that is still being read. `hops`: where its tokens went."""
+
+    step: StepName
+    visit: int
+    command_id: CommandId
+    worker_id: WorkerId
+    chunk_index: int
+    result: Envelope
+    attempt: int = 1
+    loop_id: LoopId | None = None
+    iter_index: int | None = None
+    hops: tuple["Hop", ...] = ()
+    ctx: dict[str, Any] = {}
+
+
 class CallDone(Fact, frozen=True, kw_only=True, tag="call.done"):
-    """The tool ended well. `ctx`: what its tasks set."""
+    """The tool ended well. `ctx`: what its tasks set. `again`: another page follows."""
 
     step: StepName
     visit: int
@@ -85,10 +182,21 @@ class CallDone(Fact, frozen=True, kw_only=True, tag="call.done"):
     iter_index: int | None = None
     ctx: dict[str, Any] = {}
     duration_ms: float = 0.0
+    again: Again | None = None
+    frame_rows: int | None = None
+    """Of a cursor loop: how many rows were claimed. None were: this slot has ended."""
+    sequence: EventId | None = None
+    """The pages that this one belongs to, from the second on."""
+    signal_id: int | None = None
+    """The signal that ended a wait."""
+
+
+class ShardDone(CallDone, frozen=True, kw_only=True, tag="loop.shard.done"):
+    """An item of a fan-out has ended well."""
 
 
 class CallFailed(Fact, frozen=True, kw_only=True, tag="call.error"):
-    """The tool failed, after whatever its own rules tried."""
+    """The tool failed, after whatever its own rules tried. `again`: another attempt follows."""
 
     step: StepName
     visit: int
@@ -101,10 +209,16 @@ class CallFailed(Fact, frozen=True, kw_only=True, tag="call.error"):
     iter_index: int | None = None
     ctx: dict[str, Any] = {}
     duration_ms: float = 0.0
+    again: Again | None = None
+    signal_id: int | None = None
+
+
+class ShardFailed(CallFailed, frozen=True, kw_only=True, tag="loop.shard.failed"):
+    """An item of a fan-out has failed, and no further attempt will be made."""
 
 
 class CommandExpired(Fact, frozen=True, kw_only=True, tag="command.expired"):
-    """The lease ran out, or the command was lost. `final`: no further attempt will be made."""
+    """The lease ran out, or the command was lost. Without `again` no further attempt is made."""
 
     step: StepName
     visit: int
@@ -113,7 +227,40 @@ class CommandExpired(Fact, frozen=True, kw_only=True, tag="command.expired"):
     attempt: int = 1
     loop_id: LoopId | None = None
     iter_index: int | None = None
-    final: bool = False
+    again: Again | None = None
+
+
+class RetryCompleted(Fact, frozen=True, kw_only=True, tag="retry.completed"):
+    """A sequence of pages has ended; its result is what they collected."""
+
+    step: StepName
+    visit: int
+    result: Envelope
+    sequence: EventId
+    pages: int
+    collect: str = "append"
+    merge_path: str = ""
+    loop_id: LoopId | None = None
+    iter_index: int | None = None
+
+
+class StepAborted(Fact, frozen=True, kw_only=True, tag="step.aborted"):
+    """The step's time is over. Its open commands count no more."""
+
+    step: StepName
+    visit: int
+    error: ToolError
+    commands: tuple[CommandId, ...] = ()
+
+
+class SignalReceived(Fact, frozen=True, kw_only=True, tag="signal.received"):
+    """Somebody told the execution something. Its data is the result of this event."""
+
+    signal_id: int
+    name: str
+    approved: bool = True
+    by: str = ""
+    result: Envelope | None = None
 
 
 class LoopStarted(Fact, frozen=True, kw_only=True, tag="loop.started"):
@@ -126,6 +273,25 @@ class LoopStarted(Fact, frozen=True, kw_only=True, tag="loop.started"):
     parts: int
     max_in_flight: int
     fail_fast: bool = True
+    is_cursor: bool = False
+    """It has no collection: its commands claim rows until there are none."""
+    base: LoopId | None = None
+    """The activation that this one goes on with: only what it left undone is run, and the parts
+    list the indexes of that."""
+    base_done: int = 0
+    collection_id: LoopId | None = None
+    """The activation that stored the items, where this one only lists indexes."""
+    collection_ref: str = ""
+
+
+class FanoutStarted(LoopStarted, frozen=True, kw_only=True, tag="loop.fanout.started"):
+    """Every item is a shard that any worker may take, in any order."""
+
+    shard_retries_max: int = 0
+    allow_partial: bool = True
+
+
+FaninStatus = Literal["complete", "partial", "failed"]
 
 
 class LoopDone(Fact, frozen=True, kw_only=True, tag="loop.done"):
@@ -138,6 +304,11 @@ class LoopDone(Fact, frozen=True, kw_only=True, tag="loop.done"):
     done: int
     failed: int
     status: Literal["ok", "error"]
+    fanin: FaninStatus = "complete"
+
+
+class FaninCompleted(LoopDone, frozen=True, kw_only=True, tag="loop.fanin.completed"):
+    """Every shard of a fan-out has ended."""
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,6 +316,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     step: StepName
     barrier: bool = False
+    input: dict[str, Any] = {}
 
 
 class StepExited(Fact, frozen=True, kw_only=True, tag="step.exit"):
@@ -155,6 +327,10 @@ class StepExited(Fact, frozen=True, kw_only=True, tag="step.exit"):
     result: Envelope
     hops: tuple[Hop, ...] = ()
     ctx: dict[str, Any] = {}
+
+
+class StepSkipped(StepExited, frozen=True, kw_only=True, tag="step.skipped"):
+    """The step's admission rules did not let it run. Its token went on."""
 
 
 class StepFailed(Fact, frozen=True, kw_only=True, tag="step.failed"):
@@ -178,12 +354,14 @@ class CheckpointCommitted(Fact, frozen=True, kw_only=True, tag="checkpoint.commi
 class ExecutionCompleted(Fact, frozen=True, kw_only=True, tag="execution.completed"):
     """No token and no command is left."""
 
+    generation: int = 0
     result: Envelope | None = None
 
 
 class ExecutionFailed(Fact, frozen=True, kw_only=True, tag="execution.failed"):
     """A failure that no arc took. Whatever else was open is stopped."""
 
+    generation: int = 0
     error: ToolError
     step: StepName | None = None
 
@@ -191,7 +369,30 @@ class ExecutionFailed(Fact, frozen=True, kw_only=True, tag="execution.failed"):
 class ExecutionCancelled(Fact, frozen=True, kw_only=True, tag="execution.cancelled"):
     """Somebody asked for it. Whatever was open is stopped."""
 
+    generation: int = 0
     reason: str = ""
+
+
+class ExecutionPaused(Fact, frozen=True, kw_only=True, tag="execution.paused"):
+    """No command is begun until it is resumed; what runs comes to its end."""
+
+    number: int
+    reason: str = ""
+
+
+class ExecutionResumed(Fact, frozen=True, kw_only=True, tag="execution.resumed"):
+    number: int
+
+
+class ExecutionRetried(Fact, frozen=True, kw_only=True, tag="execution.retried"):
+    """An execution that had ended goes on. `entries`: the steps that are entered again.
+
+    `items` is `failed` when loops run only the items that have not ended well.
+    """
+
+    generation: int
+    entries: tuple[StepName, ...]
+    items: Literal["failed", "all"] = "failed"
 
 
 AnyFact = (
@@ -199,14 +400,28 @@ AnyFact = (
     | StepEntered
     | CommandIssued
     | CommandClaimed
+    | CommandParked
+    | CallPartial
     | CallDone
     | CallFailed
     | CommandExpired
+    | RetryCompleted
     | LoopStarted
+    | FanoutStarted
+    | ShardEnqueued
+    | ShardDone
+    | ShardFailed
     | LoopDone
+    | FaninCompleted
     | StepExited
+    | StepSkipped
     | StepFailed
+    | StepAborted
+    | SignalReceived
     | CheckpointCommitted
+    | ExecutionPaused
+    | ExecutionResumed
+    | ExecutionRetried
     | ExecutionCompleted
     | ExecutionFailed
     | ExecutionCancelled
@@ -221,23 +436,45 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     fact: AnyFact
 
 
-def event_key(fact: AnyFact) -> str:
+def event_key(fact: AnyFact) -> str:  # noqa: C901, PLR0911, PLR0912 - one case an event
     """The natural key: deterministic, unique within the execution."""
     match fact:
         case CallDone() | CallFailed() | CommandExpired():
             return f"end:{fact.command_id}"
-        case CommandIssued() | CommandClaimed():
+        case CommandIssued() | CommandClaimed() | CommandParked():
             return f"{type_name(fact)}:{fact.command_id}"
+        case CallPartial():
+            return f"partial:{call_of(fact.command_id)}:{fact.chunk_index}"
         case StepExited() | StepFailed():
             return f"leave:{visit_id(fact.step, fact.visit)}"
-        case StepEntered() | LoopStarted() | LoopDone():
+        case ShardEnqueued():
+            return f"shard:{visit_id(fact.step, fact.visit)}/{fact.iter_index}"
+        case RetryCompleted():
+            item = "" if fact.iter_index is None else f"/{fact.iter_index}"
+            return f"retry:{visit_id(fact.step, fact.visit)}{item}"
+        case LoopStarted():
+            return f"loop.started:{visit_id(fact.step, fact.visit)}"
+        case LoopDone():
+            return f"loop.done:{visit_id(fact.step, fact.visit)}"
+        case StepEntered() | StepAborted():
             return f"{type_name(fact)}:{visit_id(fact.step, fact.visit)}"
+        case SignalReceived():
+            return f"signal:{fact.signal_id}"
         case CheckpointCommitted():
             return f"checkpoint:{fact.barrier}"
         case ExecutionStarted():
             return "start"
+        case ExecutionPaused() | ExecutionResumed():
+            return f"{type_name(fact)}:{fact.number}"
+        case ExecutionRetried():
+            return f"retried:{fact.generation}"
         case ExecutionCompleted() | ExecutionFailed() | ExecutionCancelled():
-            return "end"
+            return "end" if fact.generation == 0 else f"end:{fact.generation}"
+
+
+def call_of(command_id: str) -> str:
+    """The command without its attempt: what all attempts at it share."""
+    return command_id.rpartition("#")[0]
 
 
 _TYPE_NAMES: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in AnyFact.__args__}

@@ -12,28 +12,45 @@ from noetl_core.domain.events import (
     AnyFact,
     CallDone,
     CallFailed,
+    CallPartial,
     CheckpointCommitted,
     CommandClaimed,
     CommandExpired,
     CommandIssued,
+    CommandParked,
     Event,
     ExecutionCancelled,
     ExecutionCompleted,
     ExecutionFailed,
+    ExecutionPaused,
+    ExecutionResumed,
+    ExecutionRetried,
     ExecutionStarted,
+    FanoutStarted,
+    Hop,
     LoopDone,
     LoopStarted,
+    RetryCompleted,
+    ShardEnqueued,
+    SignalReceived,
+    StepAborted,
     StepEntered,
     StepExited,
     StepFailed,
+    StepSkipped,
 )
-from noetl_core.domain.ids import EventId, LoopId, visit_id
+from noetl_core.domain.ids import EventId, LoopId, StepName, visit_id
+from noetl_core.domain.snowflake import minted_at_ms
 from noetl_core.domain.state import (
+    SIGNALS_MAX,
     ExecutionState,
     ExecutionStatus,
     LoopState,
     OpenCommand,
+    Parked,
+    Signal,
     StepState,
+    StepStatus,
     Visit,
 )
 
@@ -55,44 +72,85 @@ def _apply(  # noqa: C901, PLR0912 - one case an event
             state.commands[fact.command_id].worker_id = fact.worker_id
         case CallDone():
             merge_ctx(state.ctx, fact.ctx)
-            _close(state, fact, done=1)
+            _close(state, fact, done=0 if fact.again else 1)
+            _close_circuit(state, fact)
         case CallFailed():
             merge_ctx(state.ctx, fact.ctx)
-            _close(state, fact, failed=1)
+            _close(state, fact, failed=0 if fact.again else 1)
+            _watch(state, fact, event_id)
         case CommandExpired():
-            _close(state, fact, failed=1 if fact.final else 0)
+            _close(state, fact, failed=0 if fact.again else 1)
+        case CommandParked():
+            _park(state, fact)
+        case CallPartial():
+            state.commands[fact.command_id].chunks = fact.chunk_index + 1
+            merge_ctx(state.ctx, fact.ctx)
+            _send_off(state, fact.hops)
         case StepEntered():
             _enter(state, fact)
         case LoopStarted():
             _start_loop(state, fact, LoopId(event_id))
         case StepExited() | StepFailed():
             _leave(state, fact)
+        case StepAborted():
+            for command_id in fact.commands:
+                state.commands.pop(command_id, None)
+        case SignalReceived():
+            _keep_signal(state, fact)
         case ExecutionStarted():
-            state.catalog_id, state.payload = fact.catalog_id, fact.result
+            _start(state, fact)
+        case ExecutionPaused():
+            state.status, state.pauses = "PAUSED", fact.number
+        case ExecutionResumed():
             state.status = "RUNNING"
+        case ExecutionRetried():
+            _retry(state, fact)
         case ExecutionCompleted():
             _end(state, "COMPLETED")
         case ExecutionFailed():
             state.error = fact.error
             _end(state, "FAILED")
+            if fact.step is not None:
+                state.interrupted[fact.step] = state.interrupted.get(fact.step, 0) + 1
         case ExecutionCancelled():
             _end(state, "CANCELLED")
         case CheckpointCommitted():
             state.epoch = fact.barrier
-        case LoopDone():
-            pass  # its counts are in the state already; the step is left by the next event
+        case LoopDone() | ShardEnqueued() | RetryCompleted():
+            pass  # what they say is in the state already; they are there for whoever reads the log
         case _:
             assert_never(fact)
 
 
+def _start(state: ExecutionState, fact: ExecutionStarted) -> None:
+    state.catalog_id, state.payload = fact.catalog_id, fact.result
+    state.status = "RUNNING"
+    state.parent_execution_id = fact.parent_execution_id
+    state.parent_command_id = fact.parent_command_id
+    state.return_step, state.depth = fact.return_step, fact.depth
+    state.iter_parent, state.entry = fact.iter_parent, fact.entry
+    state.ctx = dict(fact.ctx)
+    for name, result in fact.steps.items():
+        state.steps[name] = StepState(status="COMPLETED", result=result)
+
+
 def _issue(state: ExecutionState, fact: CommandIssued) -> None:
     state.commands[fact.command_id] = OpenCommand(
-        step=fact.step, visit=fact.visit, attempt=fact.attempt, index=fact.iter_index
+        step=fact.step,
+        visit=fact.visit,
+        attempt=fact.attempt,
+        index=fact.iter_index,
+        page=fact.page,
+        failures=fact.failures,
+        call=fact.call,
+        sequence=fact.sequence,
+        chunks=fact.chunks,
     )
     if fact.iter_index is not None:
         loop = loop_of(state, fact.step, fact.visit)
         loop.in_flight += 1
-        loop.next_index = max(loop.next_index, fact.iter_index + 1)
+        if fact.attempt == 1 and fact.page == 1:
+            loop.next_index += 1
 
 
 def _close(
@@ -106,21 +164,72 @@ def _close(
     if fact.iter_index is not None:
         loop = loop_of(state, fact.step, fact.visit)
         loop.in_flight -= 1
+        if loop.is_cursor and isinstance(fact, CallDone) and not fact.frame_rows:
+            done, loop.slots_ended = 0, loop.slots_ended + 1
         loop.done += done
         loop.failed += failed
+        if failed and loop.is_cursor:
+            loop.slots_ended += 1
         if failed and loop.first_error is None and not isinstance(fact, CallDone):
             loop.first_error = fact.error
         step = state.steps[fact.step]
         if step.visit == fact.visit:
-            step.done, step.failed = loop.done, loop.failed
+            step.done, step.failed = loop.base_done + loop.done, loop.failed
+
+
+def _watch(state: ExecutionState, fact: CallFailed, event_id: EventId) -> None:
+    """The failures that a circuit breaker looks at, the latest last."""
+    again = fact.again
+    if again is None or not again.failures_watched:
+        return
+    step = state.steps[fact.step]
+    step.failed_at_ms = [*step.failed_at_ms, minted_at_ms(event_id)][-again.failures_watched :]
+    step.open_until_ms = max(step.open_until_ms, again.open_until_ms)
+
+
+def _close_circuit(state: ExecutionState, fact: CallDone) -> None:
+    step = state.steps[fact.step]
+    if step.failed_at_ms:
+        step.failed_at_ms, step.open_until_ms = [], 0
+    if fact.signal_id is not None:
+        state.signals = [s for s in state.signals if s.signal_id != fact.signal_id]
+
+
+def _park(state: ExecutionState, fact: CommandParked) -> None:
+    command = state.commands[fact.command_id]
+    command.worker_id = fact.worker_id
+    command.parked = Parked(
+        kind=fact.kind,
+        child=fact.child,
+        signal=fact.signal,
+        until_ms=fact.until_ms,
+        approvers=tuple(fact.details.get("approvers", ())),
+    )
+
+
+def _keep_signal(state: ExecutionState, fact: SignalReceived) -> None:
+    signal = Signal(
+        signal_id=fact.signal_id,
+        name=fact.name,
+        approved=fact.approved,
+        by=fact.by,
+        result=fact.result,
+    )
+    state.signals = [*state.signals, signal][-SIGNALS_MAX:]
 
 
 def _enter(state: ExecutionState, fact: StepEntered) -> None:
     waiting = state.arrivals.pop(fact.step, 0) - fact.tokens
     if waiting > 0:
         state.arrivals[fact.step] = waiting
+    else:
+        state.inputs.pop(fact.step, None)
     state.visits[visit_id(fact.step, fact.visit)] = Visit(
-        step=fact.step, visit=fact.visit, parent_ref=fact.parent_ref
+        step=fact.step,
+        visit=fact.visit,
+        parent_ref=fact.parent_ref,
+        input=fact.input,
+        chunk=fact.chunk,
     )
     step = state.steps.setdefault(fact.step, StepState())
     step.visit, step.status = fact.visit, "RUNNING"
@@ -134,10 +243,21 @@ def _start_loop(state: ExecutionState, fact: LoopStarted, loop_id: LoopId) -> No
         parts=fact.parts,
         max_in_flight=fact.max_in_flight,
         fail_fast=fact.fail_fast,
+        is_cursor=fact.is_cursor,
+        base=fact.base,
+        base_done=fact.base_done,
+        collection_id=fact.collection_id,
     )
+    if isinstance(fact, FanoutStarted):
+        loop = loop_of(state, fact.step, fact.visit)
+        loop.is_fanout = True
+        loop.shard_retries_max = fact.shard_retries_max
+        loop.allow_partial = fact.allow_partial
     step = state.steps[fact.step]
     if step.visit == fact.visit:
-        step.total, step.done, step.failed = fact.total, 0, 0
+        step.loop_id, step.collection_id = loop_id, fact.collection_id or loop_id
+        step.total, step.done, step.failed = fact.base_done + fact.total, fact.base_done, 0
+    state.redo = [name for name in state.redo if name != fact.step]
 
 
 def _leave(state: ExecutionState, fact: StepExited | StepFailed) -> None:
@@ -146,19 +266,47 @@ def _leave(state: ExecutionState, fact: StepExited | StepFailed) -> None:
     step.result = fact.result
     step.error = fact.error if isinstance(fact, StepFailed) else None
     if step.visit == fact.visit:
-        step.status = "FAILED" if isinstance(fact, StepFailed) else "COMPLETED"
+        step.status = _LEFT_AS.get(type(fact), "COMPLETED")
     merge_ctx(state.ctx, fact.ctx)
-    for hop in fact.hops:
+    _send_off(state, fact.hops)
+
+
+_LEFT_AS: dict[type, StepStatus] = {StepFailed: "FAILED", StepSkipped: "SKIPPED"}
+
+
+def _send_off(state: ExecutionState, hops: tuple[Hop, ...]) -> None:
+    for hop in hops:
         state.arrivals[hop.step] = state.arrivals.get(hop.step, 0) + 1
+        if hop.barrier and hop.input:
+            state.inputs[hop.step] = {**state.inputs.get(hop.step, {}), **hop.input}
 
 
 def _end(state: ExecutionState, status: ExecutionStatus) -> None:
     state.status = status
+    state.interrupted, state.held_back = {}, dict(state.arrivals)
     for visit in state.visits.values():
         state.steps[visit.step].status = "CANCELLED"
+        state.interrupted[visit.step] = state.interrupted.get(visit.step, 0) + 1
     state.visits.clear()
     state.arrivals.clear()
     state.commands.clear()
+    state.signals = []
+
+
+def _retry(state: ExecutionState, fact: ExecutionRetried) -> None:
+    """Tokens that waited at a barrier wait there again; the others are on their way in again."""
+    state.status, state.error, state.generation = "RUNNING", None, fact.generation
+    state.arrivals = dict(state.held_back)
+    for name in fact.entries:
+        state.arrivals[name] = state.arrivals.get(name, 0) + 1
+    if fact.items == "failed":
+        state.redo = [n for n in dict.fromkeys(fact.entries) if _has_looped(state, n)]
+    state.interrupted, state.held_back = {}, {}
+
+
+def _has_looped(state: ExecutionState, name: StepName) -> bool:
+    step = state.steps.get(name)
+    return step is not None and step.loop_id is not None
 
 
 def loop_of(state: ExecutionState, step: str, visit: int) -> LoopState:

@@ -23,10 +23,11 @@ class Graph:
         self.reachable: frozenset[StepName] = frozenset(walk.from_entry)
         self._bit = {name: 1 << number for number, name in enumerate(playbook.steps)}
         self._ahead = _closure(playbook, walk.finished, self.back_edges, self._bit)
+        fed = _fed_by_chunks(playbook)
         self._barriers = frozenset(
             name
             for name, step in playbook.steps.items()
-            if _joins(step.spec.join, self.incoming[name])
+            if _joins(step.spec.join, self.incoming[name], is_fed_by_chunks=name in fed)
         )
 
     def reaches(self, source: StepName, target: StepName) -> bool:
@@ -109,5 +110,11 @@ def _closure(
     return ahead
 
 
-def _joins(join: str | None, sources: tuple[StepName, ...]) -> bool:
-    return join == "all" or (join is None and len(sources) > 1)
+def _fed_by_chunks(playbook: Playbook) -> set[StepName]:
+    arcs = (arc for step in playbook.steps.values() for arc in step.next.arcs)
+    return {arc.step for arc in arcs if arc.on is not None}
+
+
+def _joins(join: str | None, sources: tuple[StepName, ...], *, is_fed_by_chunks: bool) -> bool:
+    """A step that takes chunks runs for each of them, unless it says that it waits for all."""
+    return join == "all" or (join is None and len(sources) > 1 and not is_fed_by_chunks)

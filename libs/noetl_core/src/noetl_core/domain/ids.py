@@ -17,13 +17,16 @@ StepName = NewType("StepName", str)
 CommandId = NewType("CommandId", str)
 VisitId = NewType("VisitId", str)
 
-_COMMAND = re.compile(r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?#(?P<attempt>\d+)")
+_COMMAND = re.compile(
+    r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?(?:@(?P<page>\d+))?#(?P<attempt>\d+)"
+)
 
 
 class CommandParts(NamedTuple):
     step: StepName
     visit: int
     iter_index: int | None
+    page: int
     attempt: int
 
 
@@ -32,20 +35,27 @@ def visit_id(step: str, visit: int) -> VisitId:
     return VisitId(f"{step}.{visit}")
 
 
-def command_id(step: str, visit: int, *, index: int | None, attempt: int) -> CommandId:
-    """`load.1/17#2`: second attempt at item 17 of the first visit. Also the idempotency key."""
+def command_id(
+    step: str, visit: int, *, index: int | None, attempt: int, page: int = 1
+) -> CommandId:
+    """`load.1/17@3#2`: second attempt at the third page of item 17 of the first visit.
+
+    Without its attempt it is the idempotency key. The first page is not written out.
+    """
     iteration = "" if index is None else f"/{index}"
-    return CommandId(f"{step}.{visit}{iteration}#{attempt}")
+    turned = "" if page == 1 else f"@{page}"
+    return CommandId(f"{step}.{visit}{iteration}{turned}#{attempt}")
 
 
 def parse_command_id(text: str) -> CommandParts:
     match = _COMMAND.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a command id such as 'load.1/17#2'")
+        raise ValueError(f"{text!r} is not a command id such as 'load.1/17#2' or 'load.1@3#1'")
     index = match["index"]
     return CommandParts(
         step=StepName(match["step"]),
         visit=int(match["visit"]),
         iter_index=None if index is None else int(index),
+        page=int(match["page"] or 1),
         attempt=int(match["attempt"]),
     )

@@ -13,24 +13,30 @@ class Known(msgspec.Struct):
     results: dict[RefId, Any] = {}
     parts: dict[tuple[LoopId, int], list[Any]] = {}
     loops: dict[LoopId, list[Any]] = {}
+    """Results of loops, in the order of their items."""
+    undone: dict[LoopId, list[int]] = {}
+    """By activation of a loop: the items that have not ended well."""
 
     def document(self, envelope: Envelope | None) -> Any:
         """The payload behind an envelope; None when it is void."""
         if envelope is None or envelope.reference is None:
             return None
-        ref_id = envelope.reference.ref_id
-        if envelope.reference.type == "eventlog":
-            return self._loop(LoopId(ref_id))
-        if ref_id not in self.results:
-            raise ReferenceNeeded(ref_id=ref_id)
-        return self.results[ref_id]
+        reference = envelope.reference
+        if reference.type == "eventlog":
+            loop_id = LoopId(reference.ref_id)
+            if loop_id not in self.loops:
+                raise ReferenceNeeded(reference)
+            return self.loops[loop_id]
+        if reference.ref_id not in self.results:
+            raise ReferenceNeeded(reference)
+        return self.results[reference.ref_id]
 
     def part(self, loop_id: LoopId, part: int) -> list[Any]:
         if (loop_id, part) not in self.parts:
             raise ReferenceNeeded(loop_id=loop_id, part=part)
         return self.parts[loop_id, part]
 
-    def _loop(self, loop_id: LoopId) -> list[Any]:
-        if loop_id not in self.loops:
+    def left_undone(self, loop_id: LoopId) -> list[int]:
+        if loop_id not in self.undone:
             raise ReferenceNeeded(loop_id=loop_id)
-        return self.loops[loop_id]
+        return self.undone[loop_id]

@@ -1,4 +1,4 @@
-"""What surrounds the call of a step: `retry`, `sink` and `output`, from their nodes to the model."""
+"""What surrounds the call of a step, from its nodes to the model: `retry`, `sink`, `output`."""
 
 from typing import Any
 

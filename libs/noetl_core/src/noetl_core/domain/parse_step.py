@@ -1,7 +1,7 @@
 """One step of the workflow, from its node to the model."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -190,7 +190,9 @@ class _StepReader:
 
     def _loop_spec(self, loop: Fields, default: LoopMode, *, is_cursor: bool) -> LoopSpec:
         fields = loop.section("spec", known=("mode", "max_in_flight", "chunk_size", "frame"))
-        mode = fields.choice("mode", "cursor" if is_cursor else default, LoopSpec)
+        by_default: Literal["sequential", "parallel", "fanout", "cursor"]
+        by_default = "cursor" if is_cursor else default
+        mode = fields.choice("mode", by_default, LoopSpec)
         if (mode == "cursor") != is_cursor:
             loop.missing("in" if is_cursor else "cursor")
         in_flight = _WINDOWS.get(mode, MAX_IN_FLIGHT_DEFAULT)

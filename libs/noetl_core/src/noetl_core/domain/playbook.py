@@ -104,7 +104,7 @@ class Frame(Model, frozen=True, kw_only=True):
 
 
 class Cursor(Model, frozen=True, kw_only=True):
-    """Where a cursor loop gets its work. `claim` is a statement that takes rows and returns them."""
+    """Where a cursor loop gets its work. `claim` is a statement that takes rows and gives them."""
 
     kind: Literal["postgres"] = "postgres"
     auth: Any = None

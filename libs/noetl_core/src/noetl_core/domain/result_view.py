@@ -16,7 +16,6 @@ import msgspec
 
 from noetl_core.domain.envelope import Envelope, Reference
 from noetl_core.domain.errors import ReferenceNeeded, ToolError
-from noetl_core.domain.ids import LoopId
 
 STEP_DOCUMENT_MEDIA_TYPE = "application/vnd.noetl.step+json"
 
@@ -157,6 +156,8 @@ _EVENT_ALIASES: dict[str, tuple[str, ...]] = {
     "step.exit": ("call.done",),
     "call.done": ("step.exit",),
     "loop.done": ("step.exit", "call.done"),
+    "loop.fanin.completed": ("loop.done", "step.exit", "call.done"),
+    "retry.completed": ("step.exit", "call.done"),
 }
 
 _OK = Aliased("ok", ("success",))
@@ -212,6 +213,8 @@ class Facts:
                 return self._loop_stats()
             case "http" | "pg" | "py":
                 return self._protocol(name)
+            case "execution_id" | "execution_status":
+                return self.envelope.context.get(name, MISSING)
             case _:
                 return MISSING
 
@@ -273,6 +276,8 @@ def _reference(reference: Reference | None) -> dict[str, Any] | None:
     if reference is None:
         return None
     found: dict[str, Any] = msgspec.to_builtins(reference)
+    if reference.execution_id is not None:
+        found["execution_id"] = str(reference.execution_id)
     return {**found, "ref_id": str(reference.ref_id)}
 
 
@@ -406,9 +411,7 @@ class PartialView:
     def needed(self) -> ReferenceNeeded:
         reference = self.facts.envelope.reference
         assert reference is not None, self.facts.envelope
-        if reference.type == "eventlog":
-            return ReferenceNeeded(loop_id=LoopId(reference.ref_id))
-        return ReferenceNeeded(ref_id=reference.ref_id)
+        return ReferenceNeeded(reference)
 
     def _refuse(self, *_: object) -> Any:
         raise self.needed()

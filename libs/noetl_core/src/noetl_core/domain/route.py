@@ -16,28 +16,36 @@ from noetl_core.domain.analysis import pushed_paths
 from noetl_core.domain.ctx import as_recorded, compose, merge_ctx
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import TemplateError, ToolError
-from noetl_core.domain.events import Hop, StepExited, StepFailed
+from noetl_core.domain.events import CallPartial, Hop, StepExited, StepFailed, StepSkipped
 from noetl_core.domain.graph import graph_of
 from noetl_core.domain.ids import StepName
 from noetl_core.domain.known import Known
 from noetl_core.domain.playbook import Arc, Playbook, Step
 from noetl_core.domain.result_view import error_view, plain
-from noetl_core.domain.scope import Scope, StepViews, event_root, loaded_view, workload_of
+from noetl_core.domain.scope import (
+    EMPTY,
+    Scope,
+    StepViews,
+    event_root,
+    loaded_view,
+    workload_of,
+)
 from noetl_core.domain.state import ExecutionState
 from noetl_core.domain.template import compile_template, is_true, render
 
 CTX_PATCH_BYTES_MAX = 64 * 1024
 """What one step may add to `ctx`: it is copied into events and commands, so payloads stay out."""
 
-_FAILURE_ROOTS = frozenset({"event", "error", "output", "outcome"})
+_FAILURE_ROOTS = frozenset({"event", "error", "output", "outcome", "fanin"})
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a visit of a step ended."""
+    """How a visit of a step ended, or what a chunk of its result is."""
 
     envelope: Envelope
     error: ToolError | None = None
     event_name: str = "call.done"
+    fanin: dict[str, Any] = {}
 
 
 class _Choice(msgspec.Struct):
@@ -63,7 +71,7 @@ class _Routing:
     def _names(self) -> Scope:
         """Made when the first template asks: a step without any pays nothing."""
         roots = self._roots()
-        return _scope(self.playbook, self._state, self._known, ctx=self._ctx, roots=roots)
+        return scope_of(self.playbook, self._state, self._known, ctx=self._ctx, roots=roots)
 
     def _roots(self) -> dict[str, Any]:
         outcome = self._outcome
@@ -79,27 +87,37 @@ class _Routing:
             "outcome": output,
             "event": event_root(name, self.step.step),
             "error": error_view(outcome.error),
+            "fanin": outcome.fanin,
             self.step.step: output,
         }
 
     def after_success(self) -> _Choice:
         self._set(self.step.set, "set")
-        self._take(self._true_arcs(), "next.arcs")
+        self._take(self._true_arcs())
         if not self._choice.hops:
             self._nothing_matched()
         return self._choice
 
     def after_failure(self) -> _Choice:
-        self._take(self._failure_arcs(), "next.arcs")
+        self._take(self._failure_arcs())
         return self._choice
 
+    def after_chunk(self) -> _Choice:
+        """Every arc for chunks is a branch of its own: the mode of `next` is about the end."""
+        arcs = [(n, a) for n, a in enumerate(self.step.next.arcs) if a.on == "call.partial"]
+        self._follow([(n, a) for n, a in arcs if a.when is None or self._holds(n, a)])
+        return self._choice
+
+    def _arcs(self) -> Iterator[tuple[int, Arc]]:
+        return ((n, arc) for n, arc in enumerate(self.step.next.arcs) if arc.on is None)
+
     def _true_arcs(self) -> Iterator[tuple[int, Arc]]:
-        for number, arc in enumerate(self.step.next.arcs):
+        for number, arc in self._arcs():
             if arc.when is None or self._holds(number, arc):
                 yield number, arc
 
     def _failure_arcs(self) -> Iterator[tuple[int, Arc]]:
-        for number, arc in enumerate(self.step.next.arcs):
+        for number, arc in self._arcs():
             if arc.when is None or not _FAILURE_ROOTS & compile_template(arc.when).roots:
                 continue
             try:
@@ -113,27 +131,42 @@ class _Routing:
         field = f"next.arcs[{number}].when"
         return is_true(arc.when, self._names, step=self.step.step, field=field)
 
-    def _take(self, arcs: Iterator[tuple[int, Arc]], field: str) -> None:
+    def _take(self, arcs: Iterator[tuple[int, Arc]]) -> None:
         """All guards are asked before the first arc sets anything: none sees what another sets."""
         only_first = self.step.next.spec.mode == "exclusive"
+        self._follow(list(islice(arcs, 1 if only_first else None)))
+
+    def _follow(self, arcs: list[tuple[int, Arc]]) -> None:
         graph = graph_of(self.playbook)
-        for number, arc in list(islice(arcs, 1 if only_first else None)):
-            self._set(arc.set, f"{field}[{number}].set")
-            self._choice.hops.append(Hop(step=arc.step, barrier=graph.is_barrier(arc.step)))
+        for number, arc in arcs:
+            field = f"next.arcs[{number}]"
+            self._set(arc.set, f"{field}.set")
+            given = self._recorded(self._rendered(arc.input, f"{field}.input"), f"{field}.input")
+            self._choice.hops.append(
+                Hop(step=arc.step, barrier=graph.is_barrier(arc.step), input=given)
+            )
+
+    def _rendered(self, values: Mapping[str, Any], field: str) -> dict[str, Any]:
+        if not values:
+            return {}
+        rendered = render(values, self._names, step=self.step.step, field=field)
+        return {key: plain(value) for key, value in rendered.items()}
 
     def _set(self, values: Mapping[str, Any], field: str) -> None:
         """Evaluated together, then applied: the keys of one block do not see each other."""
         if not values:
             return
-        rendered = render(values, self._names, step=self.step.step, field=field)
+        rendered = self._rendered(values, field)
         patch = self._recorded(
-            {key.removeprefix("ctx."): plain(value) for key, value in rendered.items()}, field
+            {key.removeprefix("ctx."): value for key, value in rendered.items()}, field
         )
         merge_ctx(self._ctx, patch)
         self._choice.ctx = compose(self._choice.ctx, patch)
 
     def _recorded(self, patch: dict[str, Any], field: str) -> dict[str, Any]:
         """The patch as the log will give it back: what follows must not see anything else."""
+        if not patch:
+            return patch
         try:
             recorded: dict[str, Any] = as_recorded(patch)
         except (TypeError, ValueError) as error:
@@ -142,7 +175,7 @@ class _Routing:
         size = len(msgspec.json.encode(recorded))
         if size > CTX_PATCH_BYTES_MAX:
             raise TemplateError(
-                f"it sets {size} bytes of ctx, more than {CTX_PATCH_BYTES_MAX}: "
+                f"it gives {size} bytes, more than {CTX_PATCH_BYTES_MAX}: "
                 "keep the data in the step's result and refer to the step instead",
                 step=self.step.step,
                 field=field,
@@ -171,9 +204,10 @@ def leave(
     step = playbook.steps[name]
     error = outcome.error
     if error is None:
+        kind = StepSkipped if outcome.event_name == "step.skipped" else StepExited
         try:
             choice = _Routing(playbook, state, step, outcome, known).after_success()
-            return StepExited(
+            return kind(
                 step=name,
                 visit=visit,
                 result=outcome.envelope,
@@ -214,10 +248,32 @@ def _left_by_failure(
     )
 
 
+def send_chunk(
+    playbook: Playbook, state: ExecutionState, fact: CallPartial, known: Known
+) -> CallPartial:
+    """The chunk with the ways that its tokens go. Raises TemplateError for a guard that does."""
+    outcome = Outcome(envelope=fact.result, event_name="call.partial")
+    choice = _Routing(playbook, state, playbook.steps[fact.step], outcome, known).after_chunk()
+    return msgspec.structs.replace(fact, hops=tuple(choice.hops), ctx=choice.ctx)
+
+
+def is_admitted(playbook: Playbook, state: ExecutionState, step: Step, known: Known) -> bool:
+    """What the first admission rule that holds says; without any, yes."""
+    rules = step.spec.policy.admit
+    if not rules:
+        return True
+    names = scope_of(playbook, state, known, ctx=state.ctx)
+    for number, rule in enumerate(rules):
+        field = f"spec.policy.admit.rules[{number}].when"
+        if rule.when is None or is_true(rule.when, names, step=step.step, field=field):
+            return rule.allow
+    return True
+
+
 def loop_collection(playbook: Playbook, state: ExecutionState, step: Step, known: Known) -> Any:
     """What `loop.in` gives: a list if the playbook is right."""
     assert step.loop is not None, step.step
-    names = _scope(playbook, state, known, ctx=state.ctx)
+    names = scope_of(playbook, state, known, ctx=state.ctx)
     value = plain(render(step.loop.collection, names, step=step.step, field="loop.in"))
     return list(value) if isinstance(value, tuple | range) else value
 
@@ -234,14 +290,16 @@ def ready_barriers(playbook: Playbook, state: ExecutionState) -> list[StepName]:
     ]
 
 
-def _scope(
+def scope_of(
     playbook: Playbook,
     state: ExecutionState,
     known: Known,
     *,
     ctx: Mapping[str, Any],
     roots: Mapping[str, Any] | None = None,
+    iterator: Mapping[str, Any] = EMPTY,
 ) -> Scope:
+    """The names of templates that the broker evaluates."""
     finished = {name: s for name, s in state.steps.items() if s.result is not None}
     return Scope(
         workload=workload_of(playbook.workload, state.payload, known.document),
@@ -252,6 +310,7 @@ def _scope(
             paths={name: pushed_paths(playbook, name) for name in finished},
             errors={name: s.error for name, s in finished.items() if s.error is not None},
         ),
+        iterator=iterator,
         roots={"execution_id": str(state.execution_id), **(roots or {})},
     )
 

@@ -18,6 +18,8 @@ TASK_FIELDS = ("name", "kind", "desc", "input", "set", "spec", "timeout")
 
 _PYTHON_CODE = ("code", "script")
 _SQL = ("command", "query", "script")
+_DUCKDB = ("command", "commands", "query")
+_SHELL = ("command", "cmds")
 _URL = ("url", "endpoint")
 _WAIT = ("seconds", "until", "signal")
 
@@ -44,6 +46,9 @@ TOOLS: dict[str, ToolFields] = {
         ),
         one_of=_URL,
     ),
+    "shell": ToolFields(fields=(*_SHELL, "env", "cwd"), one_of=_SHELL),
+    "duckdb": ToolFields(fields=("database", *_DUCKDB, "params", "auth", "tables"), one_of=_DUCKDB),
+    "fail": ToolFields(fields=("message", "code", "error_kind", "retryable")),
     "postgres": ToolFields(fields=("auth", *_SQL, "params", "pool", "chunk_size"), one_of=_SQL),
     "playbook": ToolFields(fields=("path", "version", "return_step"), one_of=("path",)),
     "workbook": ToolFields(),
@@ -55,12 +60,9 @@ KINDS_TO_COME = frozenset(
     {
         "artifact",
         "container",
-        "duckdb",
-        "fail",
         "nats",
         "resolve",
         "s3",
-        "shell",
         "transfer",
     }
 )

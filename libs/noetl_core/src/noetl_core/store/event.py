@@ -15,9 +15,11 @@ from noetl_core.domain.events import (
     AnyFact,
     CallDone,
     CallFailed,
+    CallPartial,
     CommandClaimed,
     CommandExpired,
     CommandIssued,
+    CommandParked,
     Event,
     event_key,
     type_name,
@@ -31,24 +33,51 @@ from noetl_core.domain.ids import (
 )
 from noetl_core.store.postgres import Connection, Pool
 
-_COLUMNS = frozenset({"command_id", "loop_id", "iter_index", "attempt", "catalog_id"})
-_META = frozenset({"worker_id", "duration_ms"})
+_COLUMNS = frozenset(
+    {
+        *("command_id", "loop_id", "iter_index", "attempt", "catalog_id"),
+        *("parent_event_id", "parent_execution_id"),
+    }
+)
+_META = frozenset({"worker_id", "duration_ms", "chunk_index"})
 _DOCUMENTS = frozenset({"result", "error"})
-_FROM_COMMAND_ID = frozenset({"step", "visit", "iter_index", "attempt"})
-_COMMAND_FACTS = (CommandIssued, CommandClaimed, CallDone, CallFailed, CommandExpired)
+_FROM_COMMAND_ID = frozenset({"step", "visit", "iter_index", "attempt", "page"})
+_COMMAND_FACTS = (
+    CommandIssued,
+    CommandClaimed,
+    CommandParked,
+    CallPartial,
+    CallDone,
+    CallFailed,
+    CommandExpired,
+)
 
 _STATUS = {
     "execution.started": "RUNNING",
     "step.enter": "RUNNING",
     "command.issued": "PENDING",
     "command.claimed": "RUNNING",
+    "command.parked": "RUNNING",
+    "call.partial": "RUNNING",
     "call.done": "COMPLETED",
     "call.error": "FAILED",
     "command.expired": "FAILED",
+    "retry.completed": "COMPLETED",
     "loop.started": "RUNNING",
     "loop.done": "COMPLETED",
+    "loop.fanout.started": "RUNNING",
+    "loop.shard.enqueued": "PENDING",
+    "loop.shard.done": "COMPLETED",
+    "loop.shard.failed": "FAILED",
+    "loop.fanin.completed": "COMPLETED",
     "step.exit": "COMPLETED",
+    "step.skipped": "SKIPPED",
     "step.failed": "FAILED",
+    "step.aborted": "FAILED",
+    "signal.received": "COMPLETED",
+    "execution.paused": "PAUSED",
+    "execution.resumed": "RUNNING",
+    "execution.retried": "RUNNING",
     "checkpoint.committed": "COMPLETED",
     "execution.completed": "COMPLETED",
     "execution.failed": "FAILED",
@@ -122,8 +151,8 @@ def event_row(event: Event, *, shard_id: ShardId, epoch_id: EpochId | None) -> E
         getattr(fact, "loop_id", None),
         getattr(fact, "iter_index", None),
         getattr(fact, "attempt", None),
-        None,
-        None,
+        getattr(fact, "parent_event_id", None),
+        getattr(fact, "parent_execution_id", None),
         getattr(fact, "catalog_id", None),
         epoch_id,
         _document(fact, layout.context),
@@ -156,6 +185,8 @@ def event_of(row: Any) -> Event:
     if issubclass(kind, _COMMAND_FACTS):
         parts = parse_command_id(row["command_id"])
         fields.update(step=parts.step, visit=parts.visit)
+        if kind is CommandIssued:
+            fields["page"] = parts.page
     elif row["node_name"] is not None:
         fields["step"] = row["node_name"]
     return Event(
@@ -166,8 +197,8 @@ def event_of(row: Any) -> Event:
 
 
 _FIELDS = """
-execution_id, event_id, event_type, node_name, command_id, loop_id, iter_index, attempt, catalog_id,
-context, result, meta, error, shard_id, created_at
+execution_id, event_id, event_type, node_name, command_id, loop_id, iter_index, attempt,
+parent_event_id, parent_execution_id, catalog_id, context, result, meta, error, shard_id, created_at
 """
 
 _READ_EXECUTIONS = f"""

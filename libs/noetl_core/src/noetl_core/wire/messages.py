@@ -4,10 +4,11 @@ None of these is a fact yet. The broker checks each against the state and the le
 fact that follows from it; a message that comes twice changes nothing.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import (
     CatalogId,
@@ -15,6 +16,7 @@ from noetl_core.domain.ids import (
     EpochId,
     ExecutionId,
     ShardId,
+    StepName,
     WorkerId,
 )
 
@@ -32,7 +34,26 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     media_type: str = "application/json"
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+class Parent(msgspec.Struct, frozen=True, kw_only=True):
+    """The command that a child execution was started by, and what that wants back."""
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    return_step: StepName | None = None
+    depth: int = 1
+    iterator: dict[str, Any] = {}
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a fork begins, and what it has of the execution it comes from."""
+
+    origin: ExecutionId
+    entry: StepName
+    ctx: dict[str, Any] = {}
+    steps: dict[StepName, Envelope] = {}
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", omit_defaults=True):
     """A client wants an execution. `payload` is JSON, merged over the playbook's workload."""
 
     execution_id: ExecutionId
@@ -40,11 +61,91 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     path: str
     version: int
     payload: Stored | None = None
+    parent: Parent | None = None
+    fork: Fork | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     execution_id: ExecutionId
     reason: str = ""
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    execution_id: ExecutionId
+    reason: str = ""
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    execution_id: ExecutionId
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, tag="retry"):
+    """Somebody wants an execution that has ended to go on, from what failed or from a step."""
+
+    execution_id: ExecutionId
+    step: StepName | None = None
+    items: Literal["failed", "all"] = "failed"
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
+    """Somebody tells the execution something; `name` is what a step may wait for."""
+
+    execution_id: ExecutionId
+    signal_id: int
+    name: str
+    approved: bool = True
+    by: str = ""
+    data: Stored | None = None
+
+
+class Due(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
+    """The reaper saw a timer run out (noetl.timer)."""
+
+    execution_id: ExecutionId
+    timer: str
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True, tag="parked", omit_defaults=True):
+    """A worker has found out what its command waits for, and is free again.
+
+    `playbook`: the child to start, with its payload. `wait`, `approval`: the signal that ends it.
+    """
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    worker_id: WorkerId
+    kind: Literal["playbook", "wait", "approval"]
+    catalog_id: CatalogId | None = None
+    path: str = ""
+    version: int = 0
+    payload: Stored | None = None
+    return_step: StepName | None = None
+    iterator: dict[str, Any] = {}
+    signal: str = ""
+    until_ms: int | None = None
+    details: dict[str, Any] = {}
+
+
+class ChildEnded(msgspec.Struct, frozen=True, kw_only=True, tag="child_ended", omit_defaults=True):
+    """To the parent (`execution_id`): the child that `command_id` waits for has ended."""
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    child_id: ExecutionId
+    status: Literal["COMPLETED", "FAILED", "CANCELLED"]
+    result: Envelope | None = None
+    error: ToolError | None = None
+
+
+class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial", omit_defaults=True):
+    """A chunk of a streamed result. It goes by the inbox: nobody holds it to say it again."""
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    worker_id: WorkerId
+    chunk_index: int
+    stored: Stored
+    context: dict[str, Any] = {}
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed"):
@@ -63,6 +164,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     context: dict[str, Any] = {}
     ctx: dict[str, Any] = {}
     duration_ms: float = 0.0
+    frame_rows: int | None = None
+    """Of a cursor loop: how many rows the command has claimed."""
+    chunks: int = 0
+    """How many chunks were sent before this: all of them must be recorded first."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", omit_defaults=True):
@@ -97,7 +202,24 @@ class Barrier(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     epoch: EpochId
 
 
-Message = Start | Cancel | Claimed | Done | Failed | Expired | Reconcile | Barrier
+Message = (
+    Start
+    | Cancel
+    | Pause
+    | Resume
+    | Retry
+    | Signal
+    | Due
+    | Claimed
+    | Parked
+    | ChildEnded
+    | Partial
+    | Done
+    | Failed
+    | Expired
+    | Reconcile
+    | Barrier
+)
 
 _ids = msgspec.msgpack.Decoder(list[int])
 _encoder = msgspec.msgpack.Encoder()
