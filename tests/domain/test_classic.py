@@ -69,6 +69,27 @@ def following(body: str) -> Any:
         ("type: workbook\ntask: score", {"tool": {"kind": "workbook", "name": "score"}}),
         ("tool: homemade\nanything: 1", {"tool": {"kind": "homemade", "anything": 1}}),
         ("type: start", {}),
+        ("tool: router\ndesc: x", {"desc": "x"}),
+        (
+            "tool: http\nurl: x\ndata: {page: 1}",
+            {"tool": {"kind": "http", "url": "x", "params": {"page": 1}}},
+        ),
+        (
+            "tool: http\nurl: x\nmethod: post\ndata: {page: 1}",
+            {"tool": {"kind": "http", "url": "x", "method": "post", "data": {"page": 1}}},
+        ),
+        (
+            "tool: http\nurl: x\nmethod: POST\ndata: {query: {page: 1}, body: {a: 1}}",
+            {
+                "tool": {
+                    "kind": "http",
+                    "url": "x",
+                    "method": "POST",
+                    "params": {"page": 1},
+                    "body": {"a": 1},
+                }
+            },
+        ),
         ("desc: only a mark", {"desc": "only a mark"}),
         (
             "tool: {kind: python, code: x = 1, args: {n: 1}}",

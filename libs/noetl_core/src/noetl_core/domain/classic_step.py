@@ -21,8 +21,10 @@ _STEP_KEYS = (
 _LOOP_KEYS = ("collection", "element", "mode", "concurrency", "chunk_size")
 _CREDENTIAL_KEYS = ("connection", "credential")
 _SINK_MODES = {"insert": "append", "overwrite": "replace"}
-_NO_TOOL = ("start", "end")
-"""Kinds of the steps that only mark where a playbook begins and ends."""
+_NO_TOOL = ("start", "end", "router")
+"""Kinds of the steps that only say where a playbook begins, ends or branches."""
+
+_WITHOUT_BODY = ("GET", "HEAD", "DELETE")
 
 
 def is_classic_step(node: Mapping) -> bool:
@@ -56,6 +58,7 @@ class StepImporter:
             rest = [name for name in draft.items if name not in {"name", "desc"}]
             draft.move(rest, tool)
             tool.put("kind", kind)
+            self._request_data(tool)
             draft.put("tool", self._task(tool.finished()), key=kind)
         return draft.finished()
 
@@ -100,6 +103,7 @@ class StepImporter:
         tool = empty_at(kind)
         tool.put("kind", kind)
         draft.move([key for key in draft.items if _is_of_tool(key, name)], tool)
+        self._request_data(tool)
         return self._task(tool.finished())
 
     def _task(self, node: Node) -> Node:
@@ -115,10 +119,23 @@ class StepImporter:
             kind = self._kind(draft)
             if kind is not None:
                 draft.put("kind", kind)
+                self._request_data(draft)
         fields = _fields_of(text_of(draft.get("kind")))
         merged_inputs(self._report, draft, tuple(each for each in INPUTS if each not in fields))
         self._auth(draft)
         return draft.finished()
+
+    def _request_data(self, tool: Draft) -> None:
+        """`data` of a request without a body is its query; `{query, body}` says which is which."""
+        data = tool.get("data")
+        if text_of(tool.get("kind")) != "http" or not isinstance(data, Mapping):
+            return
+        if data.items and data.items.keys() <= {"query", "body"}:
+            tool.take("data")
+            Draft(data).move(data.items, tool)
+            tool.rename(self._report, "query", "params")
+        elif (text_of(tool.get("method")) or "GET").upper() in _WITHOUT_BODY:
+            tool.rename(self._report, "data", "params")
 
     def _auth(self, draft: Draft) -> None:
         for name in _CREDENTIAL_KEYS:
