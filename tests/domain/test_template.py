@@ -108,6 +108,8 @@ def test_a_key_goes_before_a_method_of_the_same_name() -> None:
         ("{{ '<a>' | tojson }}", '"<a>"'),
         ("{{ '{\"a\": [1]}' | fromjson }}", {"a": [1]}),
         ("{{ 'hi' | b64encode }}", "aGk="),
+        ("cat {{ 'it\\'s; rm x' | shell_quote }}", """cat 'it'"'"'s; rm x'"""),
+        ("{{ ['a b', 1] | shell_quote }}", "'a b' 1"),
         ("{{ 'aGk=' | b64decode }}", "hi"),
         ("{{ 'a,b' | split(',') }}", ["a", "b"]),
         ("{{ '<' | escape }}", "&lt;"),

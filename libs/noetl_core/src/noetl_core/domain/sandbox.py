@@ -12,6 +12,7 @@ change what it was given, answer differently the second time, or run away:
 import base64
 import operator
 import re
+import shlex
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
@@ -350,6 +351,14 @@ def _split(text: str, separator: str | None = None) -> list[str]:
     return text.split(separator)
 
 
+def _shell_quote(value: Any) -> str:
+    """One word of a shell command, whatever is in it; a list becomes a word for each item."""
+    plain = native(value)
+    if isinstance(plain, list | tuple):
+        return shlex.join(map(str, plain))
+    return shlex.quote(str(plain))
+
+
 def _name_of(value: Any) -> str:
     return f"`{getattr(value, '__name__', type(value).__name__)}`"
 
@@ -375,4 +384,5 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "b64decode": _b64decode,
     "bool": operator.truth,
     "split": _split,
+    "shell_quote": _shell_quote,
 }
