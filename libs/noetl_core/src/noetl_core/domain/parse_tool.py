@@ -7,7 +7,7 @@ import msgspec
 from noetl_core.domain.analysis import ROOTS, task_field
 from noetl_core.domain.playbook import RETRY_ATTEMPTS_DEFAULT, Action, Rule, Step, Task
 from noetl_core.domain.reader import NOT_YET, Fields, Report, guard_text, suggestion
-from noetl_core.domain.tools import KINDS_TO_COME, TASK_FIELDS, TOOLS, ToolFields
+from noetl_core.domain.tools import KINDS_TO_COME, TASK_FIELDS, TOOLS, ToolFields, is_plugin_kind
 from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, Sequence, data_of, describe
 
 ATTEMPTS_MAX = 1000
@@ -157,7 +157,7 @@ def _kind(report: Report, node: Mapping) -> tuple[str, ToolFields | None]:
     kind = found.text if isinstance(found, Scalar) else ""
     if kind in KINDS_TO_COME:
         report.add(found, f"the tool `{kind}` {NOT_YET}", key="kind")
-    elif kind not in TOOLS:
+    elif kind not in TOOLS and not is_plugin_kind(kind):
         hint = suggestion(kind, TOOLS)
         report.add(found, f"unknown tool kind `{kind}`", key="kind", hint=hint)
     return kind, TOOLS.get(kind)

@@ -1,5 +1,6 @@
 """Which tools there are and what each is told. The one place to add a kind to the language."""
 
+import re
 from typing import NamedTuple
 
 
@@ -67,6 +68,14 @@ KINDS_TO_COME = frozenset(
     }
 )
 """Kinds of the language that this version cannot run yet."""
+
+
+_PLUGIN_KIND = re.compile(r"[A-Za-z][\w-]*(\.[\w-]+)+")
+
+
+def is_plugin_kind(kind: str) -> bool:
+    """`acme.mailer`: a tool of another package. Which fields it takes, only the worker knows."""
+    return _PLUGIN_KIND.fullmatch(kind) is not None
 
 
 def is_raw(kind: str, field: str) -> bool:

@@ -1,4 +1,8 @@
-"""Tools by kind: ours, and those that other packages register under `noetl.tools`."""
+"""Tools by kind: ours, and those that other packages register under `noetl.tools`.
+
+The kind of another package's tool has a dot in it, `acme.mailer`: a playbook may name it without
+the catalog knowing it, and it can never be one of ours.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -6,6 +10,7 @@ from importlib.metadata import entry_points
 
 import structlog
 
+from noetl_core.domain.tools import is_plugin_kind
 from noetl_worker.tools.tool import Tool
 
 ENTRY_POINT_GROUP = "noetl.tools"
@@ -30,11 +35,11 @@ class Registry:
 
 
 def with_plugins(built_in: Sequence[Tool]) -> Registry:
-    """Ours first. A package may add kinds but not take one of ours over."""
+    """Ours, and of other packages those whose kinds a playbook can name."""
     tools = {tool.kind: tool for tool in built_in}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         tool: Tool = point.load()()
-        if tool.kind in tools:
+        if tool.kind in tools or not is_plugin_kind(tool.kind):
             log.warning("tool.refused", kind=tool.kind, entry_point=point.value)
         else:
             tools[tool.kind] = tool
