@@ -1,11 +1,30 @@
 """A call of a tool, as the pipeline would make it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId
-from noetl_worker.tools.tool import Credential, Tool, ToolCall, ToolFailedError, ToolResult
+from noetl_worker.tools.tool import (
+    Credential,
+    Results,
+    Tool,
+    ToolCall,
+    ToolFailedError,
+    ToolResult,
+)
+
+
+class NoResults:
+    """An execution in which nothing was stored yet."""
+
+    async def load(self, reference: Reference) -> Any:
+        raise LookupError(reference)
+
+    async def file(self, reference: Reference) -> Path | None:
+        raise LookupError(reference)
 
 
 def call_of(
@@ -15,6 +34,7 @@ def call_of(
     names: Mapping[str, Any] | None = None,
     credentials: Mapping[str, Mapping[str, Any]] | None = None,
     timeout_s: float | None = None,
+    results: Results | None = None,
 ) -> ToolCall:
     async def credential(name: str) -> Credential:
         return Credential(name, "", (credentials or {})[name])
@@ -30,6 +50,7 @@ def call_of(
         attempt=1,
         timeout_s=timeout_s,
         credential=credential,
+        results=results or NoResults(),
     )
 
 

@@ -40,6 +40,22 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     python_cpu_seconds: Annotated[
         int, Meta(ge=0, description="Processor time of one call in a child; 0 for no limit.")
     ] = 3600
+    shell_memory_mb: Annotated[
+        int, Meta(ge=0, description="Address space of a shell command in MiB; 0 for no limit.")
+    ] = 4096
+    shell_cpu_seconds: Annotated[
+        int, Meta(ge=0, description="Processor time of a shell command; 0 for no limit.")
+    ] = 3600
+    duckdb_calls: Annotated[
+        int, Meta(gt=0, le=256, description="Calls of DuckDB that run at the same time.")
+    ] = 4
+    duckdb_memory_mb: Annotated[
+        int, Meta(ge=16, description="Memory of one call of DuckDB in MiB; more goes to disk.")
+    ] = 512
+    duckdb_threads: Annotated[int, Meta(gt=0, description="Threads of one call of DuckDB.")] = 2
+    duckdb_extension_dir: Annotated[
+        str, Meta(description="Where DuckDB finds extensions; empty for its own directory.")
+    ] = ""
     result_cache_mb: Annotated[
         int, Meta(ge=0, description="Results of other steps that are kept in memory, in MiB.")
     ] = 64

@@ -25,11 +25,15 @@ from noetl_worker.lease import Leaser
 from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
 from noetl_worker.plan import Plans
+from noetl_worker.tools.duckdb import DuckdbTool
+from noetl_worker.tools.duckdb_session import Settings
+from noetl_worker.tools.fail import FailTool
 from noetl_worker.tools.http import HttpTool
 from noetl_worker.tools.noop import NoopTool
 from noetl_worker.tools.postgres import PostgresTool
 from noetl_worker.tools.python import PythonTool
 from noetl_worker.tools.registry import Registry, closing, with_plugins
+from noetl_worker.tools.shell import ShellTool
 from noetl_worker.tools.tool import Tool
 from noetl_worker.work import Work
 
@@ -57,7 +61,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         memory_mb=config.python_memory_mb,
         cpu_seconds=config.python_cpu_seconds,
     )
-    tools = await service.open(closing(with_plugins(_built_in(children))))
+    tools = await service.open(closing(with_plugins(_built_in(config, children))))
     held = Held()
     work = Work(
         held,
@@ -108,8 +112,21 @@ def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:
     )
 
 
-def _built_in(children: ChildPool) -> list[Tool]:
-    return [NoopTool(), PythonTool(children), HttpTool(), PostgresTool()]
+def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
+    duckdb_settings = Settings(
+        memory_mb=config.duckdb_memory_mb,
+        threads=config.duckdb_threads,
+        extension_dir=config.duckdb_extension_dir,
+    )
+    return [
+        NoopTool(),
+        FailTool(),
+        PythonTool(children),
+        ShellTool(memory_mb=config.shell_memory_mb, cpu_seconds=config.shell_cpu_seconds),
+        HttpTool(),
+        PostgresTool(),
+        DuckdbTool(duckdb_settings, calls_max=config.duckdb_calls),
+    ]
 
 
 def _performer(config: WorkerConfig, pool: Pool, worker_id: WorkerId, tools: Registry) -> Performer:

@@ -12,6 +12,7 @@ Crash analysis. We die
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -20,7 +21,8 @@ from noetl_core.blob import ReferenceNotAvailableError, ResultStore
 from noetl_core.domain.brief import Brief, decode_brief
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import NotFoundError, RejectedError, ToolError
-from noetl_core.domain.ids import WorkerId
+from noetl_core.domain.ids import ExecutionId, WorkerId
+from noetl_core.domain.result_view import value_of
 from noetl_core.process.resilience import backoff_seconds
 from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool, is_postgres_away
@@ -77,7 +79,7 @@ class Performer:
         brief = decode_brief(leased.payload)
         plan = await self._patiently(lambda: self._plans.find(brief.catalog_id, brief.step))
         names = await self._names(leased, brief, plan)
-        run_tool = _ToolRunner(leased, names, self._tools)
+        run_tool = _ToolRunner(leased, names, self._tools, _Results(self, leased.execution_id))
         timeout_s = plan.step.spec.timeout_s if brief.element is None else None
         ended = await _within(timeout_s, Pipeline(plan, names, run_tool))
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
@@ -86,11 +88,6 @@ class Performer:
         )
 
     async def _names(self, leased: Leased, brief: Brief, plan: StepPlan) -> Names:
-        async def load(reference: Reference) -> Any:
-            return await self._patiently(
-                lambda: self._results.get(self._pool, leased.execution_id, reference)
-            )
-
         async def open_credential(name: str) -> Any:
             return await self._patiently(lambda: self._credentials.open(name))
 
@@ -100,9 +97,20 @@ class Performer:
             await self._element(leased, brief),
             execution_id=leased.execution_id,
             command_id=leased.command_id,
-            load=load,
+            load=lambda reference: self.load(leased.execution_id, reference),
             open_credential=open_credential,
         )
+
+    async def load(self, execution_id: ExecutionId, reference: Reference) -> Any:
+        return await self._patiently(lambda: self._results.get(self._pool, execution_id, reference))
+
+    async def file(self, execution_id: ExecutionId, reference: Reference) -> Path | None:
+        if reference.execution_id is not None:
+            return None  # whether it may be read is decided where it is loaded
+        found: Path | None = await self._patiently(
+            lambda: self._results.file_of(self._pool, execution_id, reference)
+        )
+        return found
 
     async def _element(self, leased: Leased, brief: Brief) -> Any:
         """The item of the loop; a large one is not in the brief but in its part."""
@@ -136,11 +144,26 @@ class Performer:
         )
 
 
+class _Results:
+    """What the tools of one execution can read of its results."""
+
+    def __init__(self, performer: Performer, execution_id: ExecutionId) -> None:
+        self._performer = performer
+        self._execution_id = execution_id
+
+    async def load(self, reference: Reference) -> Any:
+        return value_of(await self._performer.load(self._execution_id, reference))
+
+    async def file(self, reference: Reference) -> Path | None:
+        return await self._performer.file(self._execution_id, reference)
+
+
 class _ToolRunner:
     """Runs the tool of a task within the task's time."""
 
-    def __init__(self, leased: Leased, names: Names, tools: Registry) -> None:
+    def __init__(self, leased: Leased, names: Names, tools: Registry, results: _Results) -> None:
         self._leased = leased
+        self._results = results
         self._names = names
         self._tools = tools
 
@@ -175,6 +198,7 @@ class _ToolRunner:
             attempt=attempt,
             timeout_s=task.task.timeout_s,
             credential=self._names.credential,
+            results=self._results,
         )
 
 

@@ -6,8 +6,10 @@ has started.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId
 
@@ -18,6 +20,16 @@ class Credential(NamedTuple):
     name: str
     type: str
     data: Mapping[str, Any]
+
+
+class Results(Protocol):
+    """Results of the execution that are stored elsewhere; both raise ReferenceNotAvailableError."""
+
+    async def load(self, reference: Reference) -> Any: ...
+
+    async def file(self, reference: Reference) -> Path | None:
+        """Where its bytes lie, for a tool that reads them in place; None if in no file."""
+        ...
 
 
 class ToolCall(NamedTuple):
@@ -35,6 +47,7 @@ class ToolCall(NamedTuple):
     timeout_s: float | None
     credential: Callable[[str], Awaitable[Credential]]
     """Opens a credential by name; raises ToolFailedError."""
+    results: Results
 
     @property
     def idempotency_key(self) -> str:
