@@ -1,5 +1,6 @@
 """The turns of the reaper: what it sees, what it says, and by which road."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,12 +13,13 @@ from noetl_core.store import command
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.store.setting import write_setting
-from noetl_core.wire.messages import Expired, Message, Reconcile, decode_messages
+from noetl_core.store.timer import DueTimer
+from noetl_core.wire.messages import Due, Expired, Message, Reconcile, decode_messages
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.main import start
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import sweep_executions, sweep_leases
+from noetl_reaper.sweep import sweep_executions, sweep_leases, sweep_timers
 
 GRACE_SECONDS = 2.0
 
@@ -80,6 +82,19 @@ async def add_execution(
     )
 
 
+async def add_timer(
+    pool: Pool, execution_id: int, name: str = "wait:hold.1#1", *, due_seconds_ago: float
+) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.timer (execution_id, timer, due_at)"
+        " VALUES ($1, $2, now() - make_interval(secs => $3))"
+        " ON CONFLICT (execution_id, timer) DO UPDATE SET due_at = excluded.due_at",
+        execution_id,
+        name,
+        due_seconds_ago,
+    )
+
+
 async def streamed(bus: Bus) -> list[tuple[str, Message]]:
     """Everything in the event stream: subject and message."""
     assert bus.client is not None
@@ -102,6 +117,10 @@ def commands(clock: Clock | None = None) -> Reported[CommandKey]:
 
 
 def executions(clock: Clock | None = None) -> Reported[ExecutionId]:
+    return Reported(repeat_seconds=15, clock=clock or Clock())
+
+
+def timers(clock: Clock | None = None) -> Reported[DueTimer]:
     return Reported(repeat_seconds=15, clock=clock or Clock())
 
 
@@ -211,11 +230,69 @@ async def test_an_execution_that_moves_waits_or_has_ended_is_left_alone(
     await add_command(pool, 202, lease_ended_seconds=None)
     await add_execution(pool, 203, idle_seconds=60)
     await pool.execute("INSERT INTO noetl.inbox (shard_id, body) VALUES ($1, '')", shard(203))
-    for number, status in enumerate(("COMPLETED", "FAILED", "CANCELLED")):
+    for number, status in enumerate(("COMPLETED", "FAILED", "CANCELLED", "PAUSED")):
         await add_execution(pool, 204 + number, idle_seconds=60, status=status)
     assert shard(203) not in {shard(201), shard(202)}
 
     assert await idle(reaper_pool, bus, executions()) == 0
+
+
+async def test_an_execution_that_waits_is_not_idle_and_one_with_a_timeout_may_be(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    for execution_id, name in ((201, "wait:hold.1#1"), (202, "step:hold.1"), (203, "execution")):
+        await add_execution(pool, execution_id, idle_seconds=60)
+        await add_timer(pool, execution_id, name, due_seconds_ago=-3600)
+
+    assert await idle(reaper_pool, bus, executions()) == 2
+
+    told = {one.execution_id for _, one in await streamed(bus) if isinstance(one, Reconcile)}
+    assert told == {202, 203}
+
+
+async def test_a_timer_that_ran_out_is_reported_to_the_broker_of_its_shard(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    await add_timer(pool, 101, due_seconds_ago=1)
+    await add_timer(pool, 102, due_seconds_ago=-60)
+
+    assert await sweep_timers(reaper_pool, bus, timers(), limit=100) == 1
+
+    assert await streamed(bus) == [
+        (event_batch(shard(101)), Due(execution_id=ExecutionId(101), timer="wait:hold.1#1"))
+    ]
+    assert await pool.fetchval("SELECT count(*) FROM noetl.timer") == 2
+
+
+async def test_a_timer_is_reported_again_only_after_a_while_or_when_it_was_set_again(
+    pool: Pool, reaper_pool: Pool, away: Bus
+) -> None:
+    await add_timer(pool, 101, due_seconds_ago=9)
+    clock = Clock()
+    reported = timers(clock)
+
+    counts = []
+    for clock.now in (0.0, 1.0, 14.9, 15.0, 16.0):
+        counts.append(await sweep_timers(reaper_pool, away, reported, limit=100))
+    await add_timer(pool, 101, due_seconds_ago=1)
+    counts.append(await sweep_timers(reaper_pool, away, reported, limit=100))
+
+    assert counts == [1, 0, 0, 1, 0, 1]
+    assert {one.__class__ for _, one in await in_inbox(pool)} == {Due}
+
+
+async def test_timers_that_nobody_acts_on_do_not_keep_the_later_ones_waiting(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    for number in range(25):
+        await add_timer(pool, 300 + number, due_seconds_ago=100 - number)
+    reported = timers()
+
+    counts = [await sweep_timers(reaper_pool, bus, reported, limit=10) for _ in range(4)]
+
+    assert counts == [10, 10, 5, 0]
+    told = [one.execution_id for _, one in await streamed(bus) if isinstance(one, Due)]
+    assert set(told[:10]) == {*range(300, 310)}
 
 
 async def test_many_idle_executions_all_get_their_turn(
@@ -252,11 +329,27 @@ async def test_the_service_sweeps_and_leaves_the_log_alone(
 ) -> None:
     await add_command(pool, 101, lease_ended_seconds=10)
     await add_execution(pool, 201, idle_seconds=60)
+    await add_timer(pool, 301, due_seconds_ago=1)
     config = ReaperConfig(postgres_dsn=database, nats_url=nats_url)
     async with serving(Service("reaper", config), start):
         pass  # each loop has its first turn
 
     kinds = {one.__class__ for _, one in await streamed(bus)}
-    assert kinds == {Expired, Reconcile}
+    assert kinds == {Expired, Reconcile, Due}
     assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.command") == 1
+
+
+async def test_a_timer_is_reported_when_it_runs_out_and_not_at_the_next_look(
+    pool: Pool, database: str
+) -> None:
+    config = ReaperConfig(
+        postgres_dsn=database, nats_url="nats://127.0.0.1:1", reaper_timer_poll_seconds=60.0
+    )
+    await add_timer(pool, 301, due_seconds_ago=-0.5)
+
+    async with serving(Service("reaper", config), start), asyncio.timeout(10):
+        while not await in_inbox(pool):  # noqa: ASYNC110 - the service is not ours to wake
+            await asyncio.sleep(0.05)
+
+    assert await pool.fetchval("SELECT now() - due_at < interval '5 seconds' FROM noetl.timer")

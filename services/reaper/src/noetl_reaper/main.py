@@ -1,15 +1,21 @@
-"""Reads noetl.command and noetl.execution. Tells the broker by NATS, else by noetl.inbox."""
+"""Reads noetl.command, noetl.execution and noetl.timer. Tells the broker by NATS, else by
+noetl.inbox.
+"""
+
+import asyncio
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.store import timer
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import open_pool
+from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import sweep_executions, sweep_leases
+from noetl_reaper.sweep import sweep_executions, sweep_leases, sweep_timers
 
 
 async def start(service: Service[ReaperConfig]) -> None:
@@ -20,7 +26,9 @@ async def start(service: Service[ReaperConfig]) -> None:
     leader = await service.open(leadership(service, pool, member, "reaper"))
     commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    timers: Reported[DueTimer] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     limit = config.reaper_batch_size
+    wake_timers = asyncio.Event()
 
     async def leases() -> int:
         if not leader.is_leader:
@@ -34,8 +42,18 @@ async def start(service: Service[ReaperConfig]) -> None:
         seconds = config.reaper_idle_seconds
         return await sweep_executions(pool, bus, executions, idle_seconds=seconds, limit=limit)
 
+    async def due() -> int:
+        if not leader.is_leader:
+            return 0
+        told = await sweep_timers(pool, bus, timers, limit=limit)
+        seconds = await timer.next_due(pool, within_seconds=config.reaper_timer_poll_seconds)
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, wake_timers.set)
+        return told
+
     service.every(config.reaper_interval_seconds, leases, name="leases")
     service.every(config.reaper_idle_interval_seconds, idle, name="executions")
+    service.every(config.reaper_timer_poll_seconds, due, wake=wake_timers, name="timers")
 
 
 SERVICE = Part("reaper", ReaperConfig, start)

@@ -6,5 +6,7 @@ _meter = meter("reaper")
 
 REPORTS = _meter.create_counter(
     "noetl_reaper_reports",
-    description="What was reported to the broker, by kind (expired, idle) and road (nats, inbox).",
+    description=(
+        "What was reported to the broker, by kind (expired, idle, due) and road (nats, inbox)."
+    ),
 )

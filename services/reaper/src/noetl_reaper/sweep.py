@@ -4,15 +4,18 @@ A report is a question to the broker, not an order: whoever was reported may hav
 and a report that comes twice, or late, changes nothing. So a lost one costs `repeat_seconds`.
 """
 
+from collections.abc import Sequence
+
 import structlog
 
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ExecutionId, ShardId
 from noetl_core.domain.sharding import shard_of
-from noetl_core.store import command, inbox, setting, stuck
+from noetl_core.store import command, inbox, setting, stuck, timer
 from noetl_core.store.command import CommandKey, ExpiredLease
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Expired, Message, Reconcile, encode_messages
+from noetl_core.store.timer import DueTimer
+from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_reaper import metrics
 from noetl_reaper.reported import Reported
@@ -47,12 +50,26 @@ async def sweep_executions(
     return len(idle)
 
 
+async def sweep_timers(pool: Pool, bus: Bus, reported: Reported[DueTimer], *, limit: int) -> int:
+    """One turn: report timers that have run out. Says how many."""
+    recent = set(reported.recent())
+    # What was reported and is still there must not stand in the way of what comes after it.
+    found = await timer.due(pool, limit=limit + len(recent))
+    due = [one for one in found if one not in recent][:limit]
+    reports = [Due(execution_id=one.execution_id, timer=one.timer) for one in due]
+    await _report(pool, bus, "due", reports)
+    reported.add(due)
+    return len(due)
+
+
 def _expired(one: ExpiredLease) -> Expired:
     reason = f"the lease of worker {one.worker_id} ran out {one.overdue_seconds:.1f} s ago"
     return Expired(execution_id=one.execution_id, command_id=one.command_id, reason=reason)
 
 
-async def _report(pool: Pool, bus: Bus, kind: str, messages: list[Expired | Reconcile]) -> None:
+async def _report(
+    pool: Pool, bus: Bus, kind: str, messages: Sequence[Expired | Reconcile | Due]
+) -> None:
     if not messages:
         return
     # By the shard count of this moment: a row may be older than the last change of it.

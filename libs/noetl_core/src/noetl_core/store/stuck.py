@@ -5,10 +5,13 @@ A question only. The reaper tells the broker, which looks at the log and decides
 
 from collections.abc import Iterable
 
-from noetl_core.domain.ids import ExecutionId
+from noetl_core.domain.ids import CommandId, ExecutionId
+from noetl_core.domain.timers import wait_timer
 from noetl_core.store.postgres import Connection, Pool
 
-# A message that waits in the inbox of the shard may be what will move it.
+# A message that waits in the inbox of the shard may be what will move it, and so will the end of a
+# wait. A timeout will not: it would only say much later that nothing moves. What is paused should
+# not move, so it does not count.
 _IDLE = """
 SELECT x.execution_id
 FROM noetl.execution AS x
@@ -20,12 +23,18 @@ WHERE x.status IN ('PENDING', 'RUNNING') AND x.updated_at < now() - make_interva
       WHERE i.shard_id = noetl.vnode(x.execution_id) % s.value::integer
   )
   AND NOT EXISTS (
+      SELECT FROM noetl.timer AS t
+      WHERE t.execution_id = x.execution_id AND starts_with(t.timer, $4)
+  )
+  AND NOT EXISTS (
       SELECT FROM unnest($2::bigint[]) AS told (execution_id)
       WHERE told.execution_id = x.execution_id
   )
 ORDER BY x.updated_at
 LIMIT $3
 """
+
+_WAITS = wait_timer(CommandId(""))
 
 
 async def idle_executions(
@@ -35,6 +44,6 @@ async def idle_executions(
     but_not: Iterable[ExecutionId] = (),
     limit: int,
 ) -> list[ExecutionId]:
-    """Open executions without a command, a message or an event for `idle_seconds`."""
-    rows = await conn.fetch(_IDLE, idle_seconds, list(but_not), limit)
+    """Running executions without a command, a wait, a message or an event for `idle_seconds`."""
+    rows = await conn.fetch(_IDLE, idle_seconds, list(but_not), limit, _WAITS)
     return [ExecutionId(row["execution_id"]) for row in rows]
