@@ -336,7 +336,7 @@ _WAITED_FOR = {
 def _signal(
     state: ExecutionState, message: messages.Signal, event_id: EventId
 ) -> SignalReceived | None:
-    if not state.is_open or any(s.signal_id == message.signal_id for s in state.signals):
+    if not state.is_open or message.signal_id in state.signals_seen:
         return None
     envelope = None
     if message.data is not None:

@@ -16,27 +16,41 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import asyncpg
+import msgspec
 import structlog
 
 from noetl_broker.accept import ExecutionMessage, accept, checkpoint, expire
+from noetl_broker.family import on_end, start_child
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
 from noetl_broker.states import Live, States
 from noetl_broker.turn import Letter, Taken, Turn
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.errors import ShardLostError, ToolError
-from noetl_core.domain.events import AnyFact, Event, ExecutionFailed, ExecutionStarted
+from noetl_core.domain.events import (
+    AnyFact,
+    CommandParked,
+    Event,
+    ExecutionFailed,
+)
+from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import EpochId, EventId, ExecutionId, RefId, ShardId
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
-from noetl_core.store.batch import DeadLetterRow, RefusalRow
+from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, RefusalRow
 from noetl_core.store.postgres import Connection, Pool
 from noetl_core.wire.messages import (
     Barrier,
     Done,
+    Due,
     Failed,
+    Parked,
+    Partial,
     Reconcile,
+    Retry,
+    Signal,
     Start,
+    Stored,
     encode_messages,
 )
 
@@ -134,7 +148,7 @@ class Broker:
             return
         begun = time.perf_counter()
         try:
-            await batches.commit(turn.conn, turn.batch)
+            turn.told = await batches.commit(turn.conn, turn.batch)
         except asyncpg.PostgresError as error:
             if batches.is_fenced(error):
                 raise ShardLostError(shard_ids=tuple(turn.batch.fences)) from error
@@ -180,19 +194,36 @@ class Broker:
         if isinstance(message, Reconcile):
             await self._reissue_lost(turn, shard, live)
             return
+        if isinstance(message, Due):
+            turn.fence(shard)
+            turn.batch.timers_fired.append(FiredRow(message.execution_id, message.timer))
+        if isinstance(message, Retry) and message.execution_id in turn.batch.ended_executions:
+            # The commit removes the commands of an execution that ends in it, the new ones too.
+            self._put_off(turn, shard, message)
+            return
         event_id = EventId(self._mint())
         fact = accept(live.state, message, event_id)
         if fact is None:
             return
-        stored = message.payload if isinstance(message, Start) else getattr(message, "stored", None)
+        stored = _stored_with(message)
         if stored is not None:
             live.fresh[RefId(event_id)] = stored
+        if isinstance(message, Parked) and isinstance(fact, CommandParked) and fact.child:
+            start_child(turn, live.state, message, fact)
         await self._recorder.record(turn, shard, live, fact, event_id=event_id, stored=stored)
+
+    def _put_off(self, turn: Turn, shard: ShardId, message: Retry) -> None:
+        """Back into the inbox: it is read again when this turn is over."""
+        turn.fence(shard)
+        body = encode_messages([message])
+        turn.batch.outgoing.append(OutgoingRow(message.execution_id, body))
 
     async def _reissue_lost(self, turn: Turn, shard: ShardId, live: Live) -> None:
         """An open command without a row can never end: close the attempt, which issues the next."""
         fresh = {row.command_id for row in turn.batch.commands}
-        open_commands = [c for c in live.state.commands if c not in fresh]
+        open_commands = [
+            c for c, held in live.state.commands.items() if c not in fresh and held.parked is None
+        ]
         keys = [(live.state.execution_id, c) for c in open_commands]
         rows = await batches.holders(turn.conn, keys)
         for key in keys:
@@ -216,13 +247,13 @@ class Broker:
 
     async def _without_refused(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
         """A completion counts only from the worker that holds the lease."""
-        ends = [t for t in taken if isinstance(t.message, Done | Failed)]
+        ends = [t for t in taken if isinstance(t.message, Done | Failed | Parked)]
         keys = [(t.message.execution_id, t.message.command_id) for t in ends]  # type: ignore[union-attr]
         found = await batches.holders(turn.conn, keys)
         refused = set()
         for t in ends:
             message = t.message
-            assert isinstance(message, Done | Failed), message
+            assert isinstance(message, Done | Failed | Parked), message
             holder = found.get((message.execution_id, message.command_id))
             if holder is not None and holder != message.worker_id:
                 refused.add(id(message))
@@ -258,17 +289,19 @@ class Broker:
             start = next((t.message for t in own if isinstance(t.message, Start)), None)
             if start is None:
                 return
-            facts.append(
-                ExecutionStarted(
-                    catalog_id=start.catalog_id, path=start.path, version=start.version
-                )
-            )
+            started = accept(state, msgspec.structs.replace(start, payload=None), EventId(0))
+            assert started is not None, start
+            facts.append(started)
         message = f"the engine could not go on with this execution: {reason}"
-        facts.append(ExecutionFailed(error=ToolError(kind="internal", message=message)))
+        error = ToolError(kind="internal", message=message)
+        facts.append(ExecutionFailed(error=error, generation=state.generation))
         for fact in facts:
             event = Event(execution_id=execution_id, event_id=EventId(self._mint()), fact=fact)
             self._recorder.append(turn, shard, event)
+            fold(state, event)
+        on_end(turn, state, event)
         turn.batch.ended_executions.append(execution_id)
+        turn.batch.untimed.add(execution_id)
 
     def _settle(self, turn: Turn) -> None:
         """The commit is done: remember what the next barrier has to mark, trim the caches."""
@@ -280,3 +313,16 @@ class Broker:
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)
         self.states.trim()
+
+
+def _stored_with(message: ExecutionMessage) -> Stored | None:
+    """The payload that comes with a message and is stored with the event that follows from it."""
+    match message:
+        case Start(payload=stored) | Parked(payload=stored):
+            return stored
+        case Done(stored=stored) | Failed(stored=stored) | Partial(stored=stored):
+            return stored
+        case Signal(data=stored):
+            return stored
+        case _:
+            return None

@@ -2,7 +2,7 @@
 
 from noetl_broker.turn import Turn
 from noetl_core.bus.connection import Bus
-from noetl_core.wire.subjects import LOG_ENDED, log_wake, pool_wake
+from noetl_core.wire.subjects import LOG_ENDED, inbox_wake, log_wake, pool_wake
 
 
 async def dispatch(bus: Bus, turn: Turn) -> None:
@@ -10,5 +10,7 @@ async def dispatch(bus: Bus, turn: Turn) -> None:
     # a step that never happened.
     for (shard, pool), count in turn.work.items():
         await bus.wake(pool_wake(shard, pool), b"%d" % count)
+    for shard in turn.told:
+        await bus.wake(inbox_wake(shard))
     for shard in set(turn.touched.values()):
         await bus.wake(log_wake(shard), LOG_ENDED if shard in turn.ended_on else b"")

@@ -42,6 +42,8 @@ class Turn:
         self.ended_on: set[ShardId] = set()
         """Shards on which an execution ended: somebody may be waiting for that."""
         self.work: Counter[tuple[ShardId, str]] = Counter()
+        self.told: set[ShardId] = set()
+        """Shards whose inbox has got something by this turn."""
 
     def open(self, letters: list[Letter]) -> list[Taken]:
         """The messages of the shards we hold. A letter that cannot be read is parked."""
@@ -70,4 +72,5 @@ class Turn:
         self.closing.update(other.closing)
         self.work.update(other.work)
         self.ended_on |= other.ended_on
+        self.told |= other.told
         self.poisoned.update(other.poisoned)

@@ -344,10 +344,17 @@ def _end_waits(
     """What a signal ends: the oldest wait for its name. A signal ends one, a wait takes one."""
     for signal in state.signals:
         for command_id, command in state.commands.items():
-            if command.parked is not None and command.parked.signal == signal.name:
+            if _waits_for(command, signal):
                 fact = _ended_by(state, command_id, command, signal)
                 yield judged(playbook, state, fact, event_id, known)
                 return
+
+
+def _waits_for(command: OpenCommand, signal: Signal) -> bool:
+    parked = command.parked
+    if parked is None or parked.signal != signal.name:
+        return False
+    return not parked.approvers or signal.by in parked.approvers
 
 
 def _ended_by(

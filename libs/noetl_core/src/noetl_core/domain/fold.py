@@ -5,6 +5,7 @@ it once. The state it is given is updated in place and returned: nobody else hol
 per event would make a loop of a thousand items cost a thousand copies.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from noetl_core.domain.ctx import merge_ctx
@@ -39,7 +40,7 @@ from noetl_core.domain.events import (
     StepFailed,
     StepSkipped,
 )
-from noetl_core.domain.ids import EventId, LoopId, StepName, visit_id
+from noetl_core.domain.ids import CommandId, EventId, ExecutionId, LoopId, StepName, visit_id
 from noetl_core.domain.snowflake import minted_at_ms
 from noetl_core.domain.state import (
     SIGNALS_MAX,
@@ -93,6 +94,7 @@ def _apply(  # noqa: C901, PLR0912 - one case an event
         case StepExited() | StepFailed():
             _leave(state, fact)
         case StepAborted():
+            state.orphans = _children(state, fact.commands)
             for command_id in fact.commands:
                 state.commands.pop(command_id, None)
         case SignalReceived():
@@ -160,7 +162,10 @@ def _close(
     done: int = 0,
     failed: int = 0,
 ) -> None:
-    del state.commands[fact.command_id]
+    command = state.commands.pop(fact.command_id)
+    if isinstance(fact, CallFailed):
+        child = None if command.parked is None else command.parked.child
+        state.orphans = [] if child is None or fact.error.kind != "timeout" else [child]
     if fact.iter_index is not None:
         loop = loop_of(state, fact.step, fact.visit)
         loop.in_flight -= 1
@@ -207,6 +212,11 @@ def _park(state: ExecutionState, fact: CommandParked) -> None:
     )
 
 
+def _children(state: ExecutionState, commands: Iterable[CommandId]) -> list[ExecutionId]:
+    waiting = (state.commands[c].parked for c in commands if c in state.commands)
+    return [parked.child for parked in waiting if parked is not None and parked.child is not None]
+
+
 def _keep_signal(state: ExecutionState, fact: SignalReceived) -> None:
     signal = Signal(
         signal_id=fact.signal_id,
@@ -216,6 +226,7 @@ def _keep_signal(state: ExecutionState, fact: SignalReceived) -> None:
         result=fact.result,
     )
     state.signals = [*state.signals, signal][-SIGNALS_MAX:]
+    state.signals_seen = [*state.signals_seen, fact.signal_id][-SIGNALS_MAX:]
 
 
 def _enter(state: ExecutionState, fact: StepEntered) -> None:
@@ -283,6 +294,7 @@ def _send_off(state: ExecutionState, hops: tuple[Hop, ...]) -> None:
 
 def _end(state: ExecutionState, status: ExecutionStatus) -> None:
     state.status = status
+    state.orphans = _children(state, state.commands)
     state.interrupted, state.held_back = {}, dict(state.arrivals)
     for visit in state.visits.values():
         state.steps[visit.step].status = "CANCELLED"

@@ -153,6 +153,9 @@ class ExecutionState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of an execution that has ended before its time: which steps a retry enters again."""
     held_back: dict[StepName, int] = {}
     """And how many tokens waited at which barrier then."""
+    orphans: list[ExecutionId] = []
+    """Children that the last event left without anybody who waits for them: they are cancelled."""
+    signals_seen: list[int] = []
     redo: list[StepName] = []
     """Loops that a retry enters again and that go on with what they left undone."""
 

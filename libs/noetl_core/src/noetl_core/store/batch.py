@@ -55,22 +55,57 @@ class ResultRow(NamedTuple):
 
 class PartRow(NamedTuple):
     execution_id: ExecutionId
-    manifest_id: LoopId
+    manifest_id: LoopId | EventId
     part_index: int
     item_count: int
     store_tier: str
     physical_uri: str | None
     size: int
-    sha256: bytes
+    sha256: bytes | None
     inline: bytes | None
+    ref_id: EventId | None = None
+    """Where the part is a result of its own."""
 
 
-class CollectionRow(NamedTuple):
+class ManifestRow(NamedTuple):
+    """A collection of a loop, or the pages of a sequence of calls. `meta` is JSON."""
+
     execution_id: ExecutionId
-    manifest_id: LoopId
+    manifest_id: LoopId | EventId
+    kind: str
     step: str
     item_count: int
     part_count: int
+    meta: str | None = None
+
+
+class OutgoingRow(NamedTuple):
+    """A message for another execution: it is in that one's inbox when this batch is committed."""
+
+    execution_id: ExecutionId
+    body: bytes
+
+
+class TimerRow(NamedTuple):
+    """Due after `delay_s`, or at `until_ms` of the clock."""
+
+    execution_id: ExecutionId
+    timer: str
+    delay_s: float | None = None
+    until_ms: int | None = None
+
+
+class FiredRow(NamedTuple):
+    execution_id: ExecutionId
+    timer: str
+
+
+class ExpiryRow(NamedTuple):
+    """A result that may go after a while."""
+
+    execution_id: ExecutionId
+    ref_id: EventId
+    ttl_s: float
 
 
 class DeadLetterRow(NamedTuple):
@@ -99,19 +134,46 @@ class Batch:
         self.ended_executions: list[ExecutionId] = []
         self.commands: list[CommandRow] = []
         self.results: list[ResultRow] = []
-        self.collections: list[CollectionRow] = []
+        self.manifests: list[ManifestRow] = []
         self.parts: list[PartRow] = []
+        self.outgoing: list[OutgoingRow] = []
+        self.timers: list[TimerRow] = []
+        self.timers_fired: list[FiredRow] = []
+        self.untimed: set[ExecutionId] = set()
+        """Executions that have ended, and with them all their timers."""
+        self.expiries: list[ExpiryRow] = []
+        self.is_held: dict[ExecutionId, bool] = {}
+        """Executions whose waiting commands are held back from now on, or let go again."""
         self.dead_letters: list[DeadLetterRow] = []
         self.refusals: list[RefusalRow] = []
         self.inbox_ids: list[int] = []
 
     @property
     def is_empty(self) -> bool:
-        return not (self.events or self.inbox_ids or self.dead_letters or self.refusals)
+        return not (
+            self.events
+            or self.inbox_ids
+            or self.dead_letters
+            or self.refusals
+            or self.timers_fired
+            or self.outgoing
+        )
 
     @property
     def has_extras(self) -> bool:
-        return bool(self.collections or self.dead_letters or self.refusals)
+        """Whether there is more than events, commands and results, which nearly every batch has."""
+        return bool(
+            self.manifests
+            or self.parts
+            or self.dead_letters
+            or self.refusals
+            or self.outgoing
+            or self.timers
+            or self.timers_fired
+            or self.untimed
+            or self.expiries
+            or self.is_held
+        )
 
     def forget(self, execution_id: ExecutionId) -> None:
         """Take back everything this batch holds of an execution that could not be processed."""
@@ -119,12 +181,26 @@ class Batch:
         _keep_others(self.ended, execution_id)
         _keep_others(self.commands, execution_id)
         _keep_others(self.results, execution_id)
-        _keep_others(self.collections, execution_id)
+        _keep_others(self.manifests, execution_id)
         _keep_others(self.parts, execution_id)
+        _keep_others(self.timers, execution_id)
+        _keep_others(self.expiries, execution_id)
+        self.untimed.discard(execution_id)
+        self.is_held.pop(execution_id, None)
         self.ended_executions = [e for e in self.ended_executions if e != execution_id]
 
 
-_Row = TypeVar("_Row", EventRow, EndedRow, CommandRow, ResultRow, CollectionRow, PartRow)
+_Row = TypeVar(
+    "_Row",
+    EventRow,
+    EndedRow,
+    CommandRow,
+    ResultRow,
+    ManifestRow,
+    PartRow,
+    TimerRow,
+    ExpiryRow,
+)
 
 
 def _keep_others(rows: list[_Row], execution_id: ExecutionId) -> None:
@@ -158,16 +234,23 @@ _COMMIT = "SELECT noetl.commit_batch({})".format(
 )
 
 
-async def commit(conn: Connection, batch: Batch) -> None:
-    """All or nothing. Raises asyncpg errors with sqlstate FENCED, HELD_BY_ANOTHER or 23505."""
+async def commit(conn: Connection, batch: Batch) -> set[ShardId]:
+    """All or nothing; says whose inbox has got something.
+
+    Raises asyncpg errors with sqlstate FENCED, HELD_BY_ANOTHER or 23505.
+    """
     if not batch.has_extras:
         await _commit_rows(conn, batch)
-        return
+        return set()
     async with conn.transaction():
         await _commit_rows(conn, batch)
-        await _insert_collections(conn, batch)
+        await _insert_manifests(conn, batch)
         await _insert_dead_letters(conn, batch)
         await _insert_refusals(conn, batch)
+        await _change_timers(conn, batch)
+        await _hold_or_let_go(conn, batch)
+        await _say_expiries(conn, batch)
+        return await _send_outgoing(conn, batch)
 
 
 async def _commit_rows(conn: Connection, batch: Batch) -> None:
@@ -219,29 +302,101 @@ def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[objec
     return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
-_COLLECTIONS = """
-INSERT INTO noetl.manifest (execution_id, manifest_id, step, item_count, part_count, kind)
-SELECT u.*, 'collection'
-FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::integer[]) AS u
+_MANIFESTS = """
+INSERT INTO noetl.manifest (
+    execution_id, manifest_id, kind, step, item_count, part_count, meta
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::integer[], $7::jsonb[]
+)
 """
 
 _PARTS = """
 INSERT INTO noetl.manifest_part (
     execution_id, manifest_id, part_index, item_count, store_tier, physical_uri, bytes, sha256,
-    inline
+    inline, ref_id
 )
 SELECT * FROM unnest(
     $1::bigint[], $2::bigint[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::bigint[],
-    $8::bytea[], $9::bytea[]
+    $8::bytea[], $9::bytea[], $10::bigint[]
 )
 """
 
 
-async def _insert_collections(conn: Connection, batch: Batch) -> None:
-    if batch.collections:
-        await conn.execute(_COLLECTIONS, *_columns(batch.collections, 5))
+async def _insert_manifests(conn: Connection, batch: Batch) -> None:
+    if batch.manifests:
+        await conn.execute(_MANIFESTS, *_columns(batch.manifests, 7))
     if batch.parts:
-        await conn.execute(_PARTS, *_columns(batch.parts, 9))
+        await conn.execute(_PARTS, *_columns(batch.parts, 10))
+
+
+# The shard is worked out where the shard count is, so a message never goes by a stale one.
+_OUTGOING = """
+INSERT INTO noetl.inbox (shard_id, execution_id, body)
+SELECT noetl.vnode(u.execution_id) % s.value::integer, u.execution_id, u.body
+FROM unnest($1::bigint[], $2::bytea[]) AS u (execution_id, body)
+JOIN noetl.setting AS s ON s.name = 'shard_count'
+RETURNING shard_id
+"""
+
+
+async def _send_outgoing(conn: Connection, batch: Batch) -> set[ShardId]:
+    if not batch.outgoing:
+        return set()
+    rows = await conn.fetch(_OUTGOING, *_columns(batch.outgoing, 2))
+    return {ShardId(row["shard_id"]) for row in rows}
+
+
+_SET_TIMERS = """
+INSERT INTO noetl.timer (execution_id, timer, due_at)
+SELECT execution_id, timer,
+       coalesce(to_timestamp(until_ms / 1000.0), now() + make_interval(secs => delay))
+FROM unnest($1::bigint[], $2::text[], $3::double precision[], $4::bigint[])
+    AS u (execution_id, timer, delay, until_ms)
+ON CONFLICT (execution_id, timer) DO UPDATE SET due_at = excluded.due_at
+"""
+
+_TIMERS_FIRED = """
+DELETE FROM noetl.timer t
+USING unnest($1::bigint[], $2::text[]) AS u (execution_id, timer)
+WHERE t.execution_id = u.execution_id AND t.timer = u.timer
+"""
+
+_NO_TIMERS = "DELETE FROM noetl.timer WHERE execution_id = ANY ($1::bigint[])"
+
+
+async def _change_timers(conn: Connection, batch: Batch) -> None:
+    if batch.timers_fired:
+        await conn.execute(_TIMERS_FIRED, *_columns(batch.timers_fired, 2))
+    if batch.timers:
+        await conn.execute(_SET_TIMERS, *_columns(batch.timers, 4))
+    if batch.untimed:
+        await conn.execute(_NO_TIMERS, list(batch.untimed))
+
+
+_HOLD_OR_LET_GO = """
+UPDATE noetl.command SET status = CASE WHEN status = 'held' THEN 'pending' ELSE 'held' END
+WHERE execution_id = ANY ($1::bigint[]) AND status = $2
+"""
+
+
+async def _hold_or_let_go(conn: Connection, batch: Batch) -> None:
+    for is_held, found in ((True, "pending"), (False, "held")):
+        executions = [e for e, held in batch.is_held.items() if held is is_held]
+        if executions:
+            await conn.execute(_HOLD_OR_LET_GO, executions, found)
+
+
+_EXPIRIES = """
+UPDATE noetl.result_ref r SET expires_at = now() + make_interval(secs => u.ttl)
+FROM unnest($1::bigint[], $2::bigint[], $3::double precision[]) AS u (execution_id, ref_id, ttl)
+WHERE r.execution_id = u.execution_id AND r.ref_id = u.ref_id
+"""
+
+
+async def _say_expiries(conn: Connection, batch: Batch) -> None:
+    if batch.expiries:
+        await conn.execute(_EXPIRIES, *_columns(batch.expiries, 3))
 
 
 _DEAD_LETTERS = """

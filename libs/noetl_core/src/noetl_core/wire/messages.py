@@ -32,6 +32,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     inline: bytes | None = None
     uri: str | None = None
     media_type: str = "application/json"
+    ttl_s: float | None = None
+    """After how long it may go."""
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):
