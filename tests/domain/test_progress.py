@@ -10,6 +10,7 @@ from noetl_core.domain.state import (
     ExecutionStatus,
     LoopState,
     OpenCommand,
+    Parked,
     StepState,
     Visit,
 )
@@ -81,6 +82,75 @@ def test_tokens_at_a_barrier_wait_for_the_other_branches() -> None:
     )
 
     assert waiting_on(state) == "step `join`: waiting for the other branches to arrive"
+
+
+def parked(step: str, wait: Parked, index: int | None = None) -> dict[CommandId, OpenCommand]:
+    command = OpenCommand(
+        step=StepName(step), visit=1, index=index, worker_id=WorkerId("w"), parked=wait
+    )
+    return {CommandId(f"{step}.1/{index}#1"): command}
+
+
+NOON_MS = 1_767_268_800_000
+
+
+@pytest.mark.parametrize(
+    ("wait", "sentence"),
+    [
+        (
+            Parked(kind="playbook", child=ExecutionId(77)),
+            "step `hold` waits for the child execution 77",
+        ),
+        (Parked(kind="wait", until_ms=NOON_MS), "step `hold` waits until 2026-01-01T12:00:00Z"),
+        (
+            Parked(kind="wait", signal="go", until_ms=NOON_MS),
+            "step `hold` waits for the signal `go` until 2026-01-01T12:00:00Z",
+        ),
+        (
+            Parked(kind="approval", signal="hold"),
+            "step `hold` waits for an approval (the signal `hold`)",
+        ),
+        (
+            Parked(kind="approval", signal="hold", approvers=("ada", "bob")),
+            "step `hold` waits for an approval by ada or bob (the signal `hold`)",
+        ),
+        (Parked(kind="wait", until_ms=2**62), "step `hold` waits until 9999-12-31T23:59:59Z"),
+    ],
+)
+def test_a_parked_command_says_what_it_waits_for(wait: Parked, sentence: str) -> None:
+    assert waiting_on(running(commands=parked("hold", wait))) == sentence
+
+
+def test_of_many_that_wait_the_first_is_named() -> None:
+    held = {
+        id_: command
+        for child in (3, 1, 2)
+        for id_, command in parked(
+            "call", Parked(kind="playbook", child=ExecutionId(child)), index=child
+        ).items()
+    }
+
+    assert waiting_on(running(commands=held)) == (
+        "step `call` waits for the child execution 1, and 2 more commands wait"
+    )
+
+
+def test_what_runs_is_said_before_what_waits() -> None:
+    wait = parked("hold", Parked(kind="wait", signal="go"))
+
+    assert waiting_on(running(commands={**wait, **commands(("fetch", "w1"))})) == (
+        "1 command of step `fetch` is running"
+    )
+
+
+def test_a_paused_execution_says_how_it_goes_on_and_what_still_runs() -> None:
+    state = ExecutionState(execution_id=ExecutionId(9), status="PAUSED")
+    assert waiting_on(state) == "paused; resume it with `noetl resume 9`"
+
+    state.commands = commands(("fetch", "w1"), ("fetch", None))
+    assert waiting_on(state) == (
+        "paused; resume it with `noetl resume 9`; 1 command of step `fetch` still runs"
+    )
 
 
 def test_a_state_that_went_through_jsonb_says_the_same() -> None:

@@ -5,22 +5,47 @@ import copy
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from noetl_core.domain.events import AnyFact, CallDone, StepExited
+from noetl_core.domain.errors import ToolError
+from noetl_core.domain.events import (
+    AnyFact,
+    CallDone,
+    Event,
+    ExecutionFailed,
+    ExecutionRetried,
+    ExecutionStarted,
+    StepEntered,
+    StepExited,
+)
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import EventId, ExecutionId, RuntimeId, ShardId
+from noetl_core.domain.ids import (
+    CatalogId,
+    CommandId,
+    EventId,
+    ExecutionId,
+    RuntimeId,
+    ShardId,
+    StepName,
+)
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import execution_projection, execution_shard
 from noetl_core.store.event import event_of
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
-from services.projection.logs import SHARD_COUNT, Logged, append, interleaved
+from services.projection.logs import (
+    FIRST_EXECUTION,
+    SHARD_COUNT,
+    Logged,
+    append,
+    interleaved,
+    shard,
+)
 
 ALL_SHARDS = [ShardId(n) for n in range(SHARD_COUNT)]
 
@@ -42,8 +67,8 @@ class Held:
         return self.epochs
 
     async def lost(self, shard_ids: Collection[ShardId]) -> None:
-        for shard in shard_ids:
-            del self.epochs[shard]
+        for shard_id in shard_ids:
+            del self.epochs[shard_id]
 
 
 async def take_over(pool: Pool, owner: int) -> Held:
@@ -90,6 +115,61 @@ async def assert_equals_the_fold(pool: Pool, logged: list[Logged]) -> None:
         row["execution_id"]: msgspec.json.decode(row["state"], type=ExecutionState) for row in found
     }
     assert projected == folded(logged)
+
+
+def log_of(*facts: AnyFact) -> list[Logged]:
+    """One execution, an event a second."""
+    execution_id = ExecutionId(FIRST_EXECUTION)
+    return [
+        Logged(
+            Event(execution_id=execution_id, event_id=EventId(execution_id + 1 + n), fact=fact),
+            shard(execution_id),
+            datetime(2026, 11, 18, tzinfo=UTC) + timedelta(seconds=n),
+        )
+        for n, fact in enumerate(facts)
+    ]
+
+
+async def test_a_child_names_its_parent(pool: Pool, projection_pool: Pool) -> None:
+    started = ExecutionStarted(
+        catalog_id=CatalogId(1),
+        parent_execution_id=ExecutionId(42),
+        parent_command_id=CommandId("call.1#1"),
+    )
+    await append(pool, log_of(started))
+
+    await project_all(projection_pool, await take_over(pool, 1))
+
+    assert await pool.fetchval("SELECT parent_execution_id FROM noetl.execution") == 42
+
+
+@pytest.mark.parametrize("batch_size", [1, 500])
+async def test_an_execution_that_is_retried_has_not_ended_until_it_ends_again(
+    pool: Pool, projection_pool: Pool, batch_size: int
+) -> None:
+    step = StepName("load")
+    broken = ToolError(kind="http", message="bad gateway")
+    logged = log_of(
+        ExecutionStarted(catalog_id=CatalogId(1)),
+        StepEntered(step=step, visit=1),
+        ExecutionFailed(error=broken, step=step),
+        ExecutionRetried(generation=1, entries=(step,)),
+        StepEntered(step=step, visit=2),
+        ExecutionFailed(error=broken, step=step, generation=1),
+    )
+    shards = await take_over(pool, 1)
+    ends = []
+    for upto in (3, 5, 6):
+        await pool.execute("TRUNCATE noetl.event")
+        await append(pool, logged[:upto])
+        await project_all(projection_pool, shards, batch_size=batch_size * SHARD_COUNT)
+        ends.append(await pool.fetchrow("SELECT status, ended_at FROM noetl.execution"))
+
+    assert [tuple(row) for row in ends if row] == [
+        ("FAILED", logged[2].created_at),
+        ("RUNNING", None),
+        ("FAILED", logged[5].created_at),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))

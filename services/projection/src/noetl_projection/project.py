@@ -144,7 +144,10 @@ def _advance(known: Projected | None, row: Any, happened: Event) -> Projected:
     fact = happened.fact
     if type(fact) is ExecutionStarted:  # isinstance is slow for a struct of another class
         one.path, one.version = fact.path, fact.version
-    if one.ended_at is None and one.state.is_terminal:
+        one.parent_execution_id = fact.parent_execution_id
+    if not one.state.is_terminal:
+        one.ended_at = None  # also of one that had ended and was retried
+    elif one.ended_at is None:
         one.ended_at = created_at
     return one
 

@@ -5,14 +5,24 @@ that came back from the database (jsonb sorts keys) must give the same bytes as 
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import msgspec
 
 from noetl_core.domain.ids import StepName
-from noetl_core.domain.state import ExecutionState, StepState, StepStatus
+from noetl_core.domain.state import (
+    ExecutionState,
+    OpenCommand,
+    Parked,
+    StepState,
+    StepStatus,
+)
 
 STEPS_NAMED_MAX = 3
 """A sentence names this many steps; the rest is a number."""
+
+
+_LAST_MS = int(datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()) * 1000
 
 
 class StepProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +56,16 @@ def waiting_on(state: ExecutionState) -> str | None:
     if state.status == "PENDING":
         return "waiting for the broker to start it"
     held, free = _commands_by_step(state)
+    if state.status == "PAUSED":
+        rest = f"; {_commands(held)} still {_verb(held, 'runs', 'run')}" if held else ""
+        return f"paused; resume it with `noetl resume {state.execution_id}`{rest}"
     if held:
         return f"{_commands(held)} {_verb(held, 'is', 'are')} running"
     if free:
         return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker"
+    parked = _parked(state)
+    if parked:
+        return parked
     if state.arrivals and not state.visits:
         return f"{_steps(state.arrivals)}: waiting for the broker to enter"
     if state.arrivals:
@@ -58,13 +74,48 @@ def waiting_on(state: ExecutionState) -> str | None:
 
 
 def _commands_by_step(state: ExecutionState) -> tuple[dict[StepName, int], dict[StepName, int]]:
-    """How many commands of each step a worker holds, and how many nobody does."""
+    """How many commands of each step a worker holds, and how many wait for one."""
     held: dict[StepName, int] = {}
     free: dict[StepName, int] = {}
     for command in state.commands.values():
-        counts = free if command.worker_id is None else held
-        counts[command.step] = counts.get(command.step, 0) + 1
+        if command.parked is None:
+            counts = free if command.worker_id is None else held
+            counts[command.step] = counts.get(command.step, 0) + 1
     return held, free
+
+
+def _parked(state: ExecutionState) -> str | None:
+    """What the commands wait for that hold no worker meanwhile: the first one, and how many."""
+    waits = sorted(
+        ((c, c.parked) for c in state.commands.values() if c.parked is not None),
+        key=lambda wait: (wait[0].step, wait[0].visit, wait[0].index or 0),
+    )
+    if not waits:
+        return None
+    more = len(waits) - 1
+    rest = f", and {more} more {'command waits' if more == 1 else 'commands wait'}" if more else ""
+    return f"{_wait(*waits[0])}{rest}"
+
+
+def _wait(command: OpenCommand, parked: Parked) -> str:
+    step = f"step `{command.step}`"
+    end = "" if parked.until_ms is None else f" until {_moment(parked.until_ms)}"
+    match parked:
+        case Parked(kind="playbook"):
+            return f"{step} waits for the child execution {parked.child}{end}"
+        case Parked(kind="approval"):
+            by = f" by {' or '.join(parked.approvers)}" if parked.approvers else ""
+            return f"{step} waits for an approval{by} (the signal `{parked.signal}`){end}"
+        case Parked(signal=""):
+            return f"{step} waits{end}"
+        case _:
+            return f"{step} waits for the signal `{parked.signal}`{end}"
+
+
+def _moment(unix_ms: int) -> str:
+    # A calendar ends; a wait that somebody computed may not, and must not stop the projection.
+    moment = datetime.fromtimestamp(min(max(unix_ms, 0), _LAST_MS) / 1000, UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _commands(by_step: dict[StepName, int]) -> str:
