@@ -6,6 +6,7 @@ import pytest
 
 from noetl_core.domain.events import CommandIssued, LoopDone, LoopStarted, StepFailed
 from noetl_core.domain.ids import LoopId
+from noetl_core.domain.known import Known
 from noetl_core.domain.loop import PART_SIZE, advance_loop, split, start_loop
 from noetl_core.domain.state import LoopState
 from support.running import FAILED, Run, arc, loop_over, playbook, step
@@ -185,6 +186,6 @@ def test_a_million_items_are_counted_not_listed() -> None:
         in_flight=2,
         done=999_996,
     )
-    following = advance_loop(step("a", loop=loop_over([])), 1, loop)
+    following = advance_loop(step("a", loop=loop_over([])), 1, loop, Known())
 
     assert [fact.iter_index for fact in following if isinstance(fact, CommandIssued)] == [999_998]

@@ -79,7 +79,7 @@ def test_a_loop_knows_its_counts_without_its_results() -> None:
     assert read("s.stats.failed", view_of(LOOP)) == 1
     with pytest.raises(ReferenceNeeded) as needed:
         read("s.results[0]", view_of(LOOP))
-    assert needed.value.loop_id == 9
+    assert needed.value.reference == LOOP.reference
 
 
 def test_a_pushed_value_is_used_and_anything_else_is_asked_for() -> None:
@@ -89,7 +89,7 @@ def test_a_pushed_value_is_used_and_anything_else_is_asked_for() -> None:
     assert read("s.data.total > 2 and s.status == 'ok'", view)
     with pytest.raises(ReferenceNeeded) as needed:
         read("s.data.rows", view)
-    assert needed.value.ref_id == 7
+    assert needed.value.reference == OK.reference
 
 
 def test_a_payload_that_was_pushed_as_a_whole_answers_everything() -> None:

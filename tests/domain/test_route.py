@@ -123,7 +123,7 @@ def test_a_ctx_that_would_be_a_payload_fails_the_step() -> None:
     left = leaving(arc("b"), value="x" * CTX_PATCH_BYTES_MAX, all="{{ output.data }}")
 
     assert isinstance(left, StepFailed)
-    assert "ctx" in left.error.message
+    assert "keep the data in the step's result" in left.error.message
 
 
 def test_a_failure_does_not_take_arcs_that_do_not_look_at_it() -> None:

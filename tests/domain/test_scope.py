@@ -14,7 +14,7 @@ STORED = Envelope(status="ok", reference=Reference(ref_id=RefId(7), type="db"))
 
 def not_loaded(envelope: Envelope) -> Any:
     assert envelope.reference is not None
-    raise ReferenceNeeded(ref_id=envelope.reference.ref_id)
+    raise ReferenceNeeded(envelope.reference)
 
 
 def test_bare_names_are_found_in_the_order_of_the_language() -> None:

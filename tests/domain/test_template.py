@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import ReferenceNeeded, RetryableError, TemplateError
 from noetl_core.domain.ids import RefId
 from noetl_core.domain.template import (
@@ -270,7 +271,7 @@ def test_only_the_roots_are_looked_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ReferenceNeeded(ref_id=RefId(7)), RetryableError("the store is away")]
+    "error", [ReferenceNeeded(Reference(ref_id=RefId(7), type="db")), RetryableError("the store is away")]
 )
 def test_what_a_lazy_value_raises_passes_through(error: Exception) -> None:
     class Lazy(Mapping[str, Any]):

@@ -6,9 +6,9 @@ assert run.said[-2:] == ["step.enter b.1", "command.issued b.1#1"]
 """
 
 import itertools
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from noetl_broker.accept import accept
+from noetl_broker.accept import ExecutionMessage, accept
 from noetl_core.domain.decide import follow
 from noetl_core.domain.errors import ReferenceNeeded, ToolError
 from noetl_core.domain.events import (
@@ -41,16 +41,30 @@ from noetl_core.domain.playbook import (
     Next,
     NextSpec,
     Playbook,
+    Retry,
     Step,
     StepPolicy,
     StepSpec,
     Task,
 )
 from noetl_core.domain.state import ExecutionState
-from noetl_core.wire.messages import Cancel, Claimed, Done, Expired, Failed, Start, Stored
+from noetl_core.wire.messages import (
+    Cancel,
+    Claimed,
+    Done,
+    Due,
+    Expired,
+    Failed,
+    Parked,
+    Signal,
+    Start,
+    Stored,
+)
+from noetl_core.wire.messages import Retry as RetryMessage
 
 EXECUTION = ExecutionId(1)
 WORKER = WorkerId("w1")
+F = TypeVar("F")
 FAILED = "{{ event.name == 'step.failed' }}"
 
 
@@ -73,15 +87,19 @@ def step(
     best_effort: bool = False,
     router: bool = False,
     loop: Loop | None = None,
+    retry: Retry | None = None,
+    spec: StepSpec | None = None,
+    kind: str = "noop",
     **values: Any,
 ) -> Step:
     """A step with a tool; a `router` has none. Keywords that are left over are its `set`."""
     policy = FailurePolicy(mode="best_effort" if best_effort else "fail_fast")
     return Step(
         step=StepName(name),
-        spec=StepSpec(join=join, policy=StepPolicy(failure=policy)),
+        spec=spec or StepSpec(join=join, policy=StepPolicy(failure=policy)),
         loop=loop,
-        tool=() if router else (Task(label="task_0", kind="noop"),),
+        tool=() if router else (Task(label="task_0", kind=kind),),
+        retry=retry or Retry(),
         set={f"ctx.{key}": value for key, value in values.items()},
         next=Next(
             spec=NextSpec(mode="inclusive" if inclusive else "exclusive", on_no_match=on_no_match),
@@ -93,6 +111,10 @@ def step(
 def loop_over(collection: Any, *, max_in_flight: int = 100, sequential: bool = False) -> Loop:
     mode: Literal["sequential", "parallel"] = "sequential" if sequential else "parallel"
     return Loop(collection=collection, spec=LoopSpec(mode=mode, max_in_flight=max_in_flight))
+
+
+def fan_out(collection: Any, *, max_in_flight: int = 500) -> Loop:
+    return Loop(collection=collection, spec=LoopSpec(mode="fanout", max_in_flight=max_in_flight))
 
 
 def say(fact: AnyFact) -> str:
@@ -107,13 +129,15 @@ def say(fact: AnyFact) -> str:
 class Run:
     """One execution, started at once. Results are known as soon as they are reported."""
 
-    def __init__(self, playbook: Playbook) -> None:
+    def __init__(self, playbook: Playbook, start: Start | None = None) -> None:
         self.playbook = playbook
         self.state = ExecutionState(execution_id=EXECUTION)
         self.known = Known()
         self.events: list[Event] = []
         self._ids = itertools.count(1)
-        self._take(Start(execution_id=EXECUTION, catalog_id=CatalogId(7), path="test", version=1))
+        self.take(
+            start or Start(execution_id=EXECUTION, catalog_id=CatalogId(7), path="test", version=1)
+        )
 
     @property
     def facts(self) -> list[AnyFact]:
@@ -136,7 +160,13 @@ class Run:
             -1
         ]
 
-    def done(self, *commands: str, value: Any = None, **ctx: Any) -> None:
+    def of(self, kind: type[F]) -> list[F]:
+        """The facts of a kind, in order."""
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    def done(
+        self, *commands: str, value: Any = None, frame_rows: int | None = None, **ctx: Any
+    ) -> None:
         for command in commands:
             body = Stored(tier="db", size=0, sha256=b"", inline=b"")
             message = Done(
@@ -145,34 +175,53 @@ class Run:
                 worker_id=WORKER,
                 stored=body,
                 ctx=ctx,
+                frame_rows=frame_rows,
             )
-            self._take(message, value)
+            self.take(message, value)
 
-    def fail(self, *commands: str, kind: str = "boom") -> None:
+    def fail(self, *commands: str, kind: str = "boom", **details: Any) -> None:
         for command in commands:
-            self._take(
+            self.take(
                 Failed(
                     execution_id=EXECUTION,
                     command_id=CommandId(command),
                     worker_id=WORKER,
-                    error=ToolError(kind=kind, message="it failed"),
+                    error=ToolError(kind=kind, message="it failed", details=details),
                 )
             )
 
+    def park(self, command: str, kind: Any, **how: Any) -> None:
+        self.take(
+            Parked(
+                execution_id=EXECUTION,
+                command_id=CommandId(command),
+                worker_id=WORKER,
+                kind=kind,
+                **how,
+            )
+        )
+
+    def signal(self, name: str, number: int = 1, **how: Any) -> None:
+        self.take(Signal(execution_id=EXECUTION, signal_id=number, name=name, **how))
+
+    def due(self, timer: str) -> None:
+        self.take(Due(execution_id=EXECUTION, timer=timer))
+
+    def retry(self, **how: Any) -> None:
+        self.take(RetryMessage(execution_id=EXECUTION, **how))
+
     def claim(self, command: str) -> None:
-        self._take(Claimed(execution_id=EXECUTION, command_id=CommandId(command), worker_id=WORKER))
+        self.take(Claimed(execution_id=EXECUTION, command_id=CommandId(command), worker_id=WORKER))
 
     def expire(self, command: str) -> None:
-        self._take(
+        self.take(
             Expired(execution_id=EXECUTION, command_id=CommandId(command), reason="lease over")
         )
 
     def cancel(self) -> None:
-        self._take(Cancel(execution_id=EXECUTION))
+        self.take(Cancel(execution_id=EXECUTION))
 
-    def _take(
-        self, message: Start | Cancel | Claimed | Done | Failed | Expired, value: Any = None
-    ) -> None:
+    def take(self, message: ExecutionMessage, value: Any = None) -> None:
         event_id = EventId(next(self._ids))
         fact = accept(self.state, message, event_id)
         if fact is None:

@@ -32,6 +32,7 @@ from noetl_core.domain.tools import TOOLS
 
 ITERATION_FIELDS = frozenset({"index", "first", "last", "parent"})
 
+_BEFORE_THE_STEP = ("loop.in", "spec.policy.admit")
 _AFTER_THE_STEP = RESPONSE_ROOTS | {"event", "error", "fanin"}
 _TEMPLATE_IN_CODE = re.compile(r"\{\{\s*(workload|ctx|iter|input|output|keychain)\.")
 
@@ -137,7 +138,7 @@ def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
     if root in playbook.workload or root in ctx_keys(playbook):
         return None
     is_retry = site.field.startswith("retry.")
-    if site.side == "broker" and root in WORKER_ROOTS and not (is_retry and root in RETRY_ROOTS):
+    if site.side == "broker" and root in WORKER_ROOTS - _broker_roots(site):
         hint = "the broker evaluates this field; use ctx, workload or the result of a step"
         return Problem(message=f"`{root}` is there for the tool only", hint=hint)
     if site.side == "worker" and root == "event":
@@ -145,7 +146,7 @@ def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
     if root == "keychain" and not site.is_config:
         hint = "use it in a field of the tool: it is never recorded"
         return Problem(message="`keychain` is not there", hint=hint)
-    if root in _AFTER_THE_STEP and site.field.startswith(("loop.in", "spec.policy.admit")):
+    if root in _AFTER_THE_STEP and site.field.startswith(_BEFORE_THE_STEP):
         return Problem(message=f"`{root}` is not there before the step has run")
     if root == "response" and not is_retry:
         return Problem(message="`response` is there in `retry` only", hint="use `output`")
@@ -156,10 +157,25 @@ def _doubt(playbook: Playbook, site: Site, path: Path) -> Problem | None:
     return _field_doubt(playbook, site, root, path[1]) if len(path) > 1 else None
 
 
+def _broker_roots(site: Site) -> frozenset[str]:
+    """Names of the worker that some templates of the broker have too."""
+    if site.field.startswith("retry."):
+        return RETRY_ROOTS
+    return frozenset({"input"}) if site.field.startswith(_BEFORE_THE_STEP) else frozenset()
+
+
+def _brought(playbook: Playbook, step: Step) -> set[str]:
+    """Inputs that arcs bring along."""
+    arcs = (arc for source in playbook.steps.values() for arc in source.next.arcs)
+    return {name for arc in arcs if arc.step == step.step for name in arc.input}
+
+
 def _bare_doubt(playbook: Playbook, site: Site, name: str) -> Problem | None:
     shared = {*playbook.steps, *ctx_keys(playbook), *playbook.workload}
     is_retry = site.field.startswith("retry.")
     there = _names_there(site) if site.side == "worker" or is_retry else set()
+    if site.side == "worker" or site.field.startswith(_BEFORE_THE_STEP):
+        there |= _brought(playbook, site.step)
     if name in shared or name in there:
         return None
     if name in _own_names(site.step) and site.side == "broker":
@@ -188,7 +204,8 @@ def _field_doubt(playbook: Playbook, site: Site, root: str, field: str) -> Probl
         case "ctx":
             known, message = set(ctx_keys(playbook)), "is not set anywhere"
         case "input":
-            known, message = inputs_of(site), "is not an input here"
+            known = inputs_of(site) | _brought(playbook, site.step)
+            message = "is not an input here"
         case "iter":
             known, message = _iteration(site.step), "is not there in this step"
         case "keychain" if field not in {entry.name for entry in playbook.keychain}:

@@ -240,7 +240,7 @@ def _begin(
 ) -> tuple[Decision, ...]:
     step = playbook.steps[fact.step]
     try:
-        if not is_admitted(playbook, state, step, known):
+        if not is_admitted(playbook, state, step, known, given=fact.input):
             return _leave(playbook, state, fact, _void(state, fact, "step.skipped"), known)
         if step.loop is not None:
             return (_begin_loop(playbook, state, step, fact, known),)
@@ -261,7 +261,7 @@ def _begin_loop(
     if fact.step in state.redo and before.loop_id is not None:
         undone = known.left_undone(before.loop_id)
         return Decision(go_on_with_loop(step, fact.visit, before, undone), undone)
-    collection = loop_collection(playbook, state, step, known)
+    collection = loop_collection(playbook, state, step, known, given=fact.input)
     if not isinstance(collection, list):
         return _fail(playbook, state, fact, _not_a_list(step, collection), known)
     items = in_chunks(step.loop, collection)

@@ -23,7 +23,7 @@ CIRCUIT_FAILURES_MAX = 100
 _ON_ERROR = ("when", "max_attempts", "backoff", "initial_delay", "max_delay", "jitter", "circuit")
 _ON_SUCCESS = ("while", "max_attempts", "delay", "next_call", "collect", "merge_path")
 _SINK = ("tool", "auth", "table", "mode", "key", "args")
-_SINK_TOOL_FIELDS = {
+SINK_TOOL_FIELDS = {
     "postgres": ("command", "query", "params"),
     "duckdb": ("database", "command"),
     "s3": ("bucket", "object", "format", "endpoint"),
@@ -106,7 +106,7 @@ def read_sink(step: Fields) -> Sink | None:
         return None
     tool = node.items.get("tool") if isinstance(node, Mapping) else None
     kind = tool.text if isinstance(tool, Scalar) else ""
-    own = _SINK_TOOL_FIELDS.get(kind, ())
+    own = SINK_TOOL_FIELDS.get(kind, ())
     fields = step.section("sink", known=(*_SINK, *own))
     fields.required_text("tool")
     args = fields.get("args")

@@ -15,10 +15,10 @@ C = TypeVar("C", bound=str | None)
 
 NOT_YET = "is not supported by this version"
 
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_FLAGS = {"yes": True, "on": True, "no": False, "off": False}
+FLAGS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 class Report:
@@ -115,7 +115,7 @@ class Fields:
             return default
         value = node.value if isinstance(node, Scalar) else None
         if isinstance(value, str):
-            value = _FLAGS.get(value.lower())
+            value = FLAGS.get(value.lower())
         if isinstance(value, bool):
             return value
         self.wrong(name, "true or false")
@@ -187,7 +187,7 @@ def duration(value: object) -> float | None:
     """Seconds in `90`, `1.5`, `30s`, `5m`, `1h30m`, `7d`; None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if value >= 0 else None
-    if not isinstance(value, str) or _DURATION.fullmatch(value.strip()) is None:
+    if not isinstance(value, str) or DURATION.fullmatch(value.strip()) is None:
         return None
     parts = _DURATION_PART.findall(value)
     return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
@@ -211,13 +211,13 @@ def guard_text(fields: Fields, name: str) -> str | None:
         fields.wrong(name, 'a template such as "{{ output.data.total > 0 }}"')
         return None
     text = str(node.value).lower() if isinstance(node.value, bool) else node.text
-    if not is_template(text) and text.strip().lower() not in _CONSTANT_GUARDS:
+    if not is_template(text) and text.strip().lower() not in CONSTANT_GUARDS:
         hint = f'write it as a template: "{{{{ {text} }}}}"'
         fields.wrong(name, "a template, or true or false", hint=hint)
     return text
 
 
-_CONSTANT_GUARDS = frozenset({"true", "false", "yes", "no", "1", "0", "none", ""})
+CONSTANT_GUARDS = frozenset({"true", "false", "yes", "no", "1", "0", "none", ""})
 
 
 def _literals(annotation: Any) -> tuple[str, ...]:

@@ -257,12 +257,19 @@ def send_chunk(
     return msgspec.structs.replace(fact, hops=tuple(choice.hops), ctx=choice.ctx)
 
 
-def is_admitted(playbook: Playbook, state: ExecutionState, step: Step, known: Known) -> bool:
+def is_admitted(
+    playbook: Playbook,
+    state: ExecutionState,
+    step: Step,
+    known: Known,
+    *,
+    given: Mapping[str, Any] = EMPTY,
+) -> bool:
     """What the first admission rule that holds says; without any, yes."""
     rules = step.spec.policy.admit
     if not rules:
         return True
-    names = scope_of(playbook, state, known, ctx=state.ctx)
+    names = scope_of(playbook, state, known, ctx=state.ctx, given=given)
     for number, rule in enumerate(rules):
         field = f"spec.policy.admit.rules[{number}].when"
         if rule.when is None or is_true(rule.when, names, step=step.step, field=field):
@@ -270,10 +277,17 @@ def is_admitted(playbook: Playbook, state: ExecutionState, step: Step, known: Kn
     return True
 
 
-def loop_collection(playbook: Playbook, state: ExecutionState, step: Step, known: Known) -> Any:
-    """What `loop.in` gives: a list if the playbook is right."""
+def loop_collection(
+    playbook: Playbook,
+    state: ExecutionState,
+    step: Step,
+    known: Known,
+    *,
+    given: Mapping[str, Any] = EMPTY,
+) -> Any:
+    """What `loop.in` gives: a list if the playbook is right. `given`: what the arc brought along."""
     assert step.loop is not None, step.step
-    names = scope_of(playbook, state, known, ctx=state.ctx)
+    names = scope_of(playbook, state, known, ctx=state.ctx, given=given)
     value = plain(render(step.loop.collection, names, step=step.step, field="loop.in"))
     return list(value) if isinstance(value, tuple | range) else value
 
@@ -298,6 +312,7 @@ def scope_of(
     ctx: Mapping[str, Any],
     roots: Mapping[str, Any] | None = None,
     iterator: Mapping[str, Any] = EMPTY,
+    given: Mapping[str, Any] = EMPTY,
 ) -> Scope:
     """The names of templates that the broker evaluates."""
     finished = {name: s for name, s in state.steps.items() if s.result is not None}
@@ -311,6 +326,7 @@ def scope_of(
             errors={name: s.error for name, s in finished.items() if s.error is not None},
         ),
         iterator=iterator,
+        input=given,
         roots={"execution_id": str(state.execution_id), **(roots or {})},
     )
 

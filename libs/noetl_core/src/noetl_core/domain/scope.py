@@ -20,7 +20,7 @@ Lazy = Callable[[], Mapping[str, Any]]
 """A part of the scope that may have to be loaded first: it may raise ReferenceNeeded."""
 
 
-_ITERATION = frozenset({"index", "first", "last"})
+_ITERATION = frozenset({"index", "first", "last", "parent"})
 """Read as `iter.index` only: bare, they would hide names of the user's own."""
 
 

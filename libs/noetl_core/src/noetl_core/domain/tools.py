@@ -70,12 +70,12 @@ KINDS_TO_COME = frozenset(
 """Kinds of the language that this version cannot run yet."""
 
 
-_PLUGIN_KIND = re.compile(r"[A-Za-z][\w-]*(\.[\w-]+)+")
+PLUGIN_KIND = re.compile(r"[A-Za-z][\w-]*(\.[\w-]+)+")
 
 
 def is_plugin_kind(kind: str) -> bool:
     """`acme.mailer`: a tool of another package. Which fields it takes, only the worker knows."""
-    return _PLUGIN_KIND.fullmatch(kind) is not None
+    return PLUGIN_KIND.fullmatch(kind) is not None
 
 
 def is_raw(kind: str, field: str) -> bool:
