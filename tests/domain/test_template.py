@@ -271,7 +271,8 @@ def test_only_the_roots_are_looked_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ReferenceNeeded(Reference(ref_id=RefId(7), type="db")), RetryableError("the store is away")]
+    "error",
+    [ReferenceNeeded(Reference(ref_id=RefId(7), type="db")), RetryableError("the store is away")],
 )
 def test_what_a_lazy_value_raises_passes_through(error: Exception) -> None:
     class Lazy(Mapping[str, Any]):
