@@ -200,7 +200,7 @@ CREATE TABLE noetl.command (
     payload bytea NOT NULL,
     meta jsonb,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT command_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'leased'::text])))
+    CONSTRAINT command_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'leased'::text, 'held'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0');
 
@@ -372,9 +372,11 @@ CREATE TABLE noetl.manifest_part (
     bytes bigint NOT NULL,
     sha256 bytea,
     inline bytea,
+    ref_id bigint,
     CONSTRAINT manifest_part_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
-    CONSTRAINT manifest_part_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
-    CONSTRAINT manifest_part_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
+    CONSTRAINT manifest_part_check1 CHECK (((store_tier = ANY (ARRAY['db'::text, 'result'::text])) = (physical_uri IS NULL))),
+    CONSTRAINT manifest_part_result_check CHECK (((store_tier = 'result'::text) = (ref_id IS NOT NULL))),
+    CONSTRAINT manifest_part_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text, 'result'::text])))
 );
 
 CREATE TABLE noetl.metric (
@@ -484,6 +486,12 @@ CREATE TABLE noetl.setting (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE noetl.timer (
+    execution_id bigint NOT NULL,
+    timer text NOT NULL,
+    due_at timestamp with time zone NOT NULL
+);
+
 ALTER TABLE ONLY noetl.event ATTACH PARTITION noetl.event_default DEFAULT;
 
 ALTER TABLE ONLY noetl.result_ref ATTACH PARTITION noetl.result_ref_default DEFAULT;
@@ -572,6 +580,9 @@ ALTER TABLE ONLY noetl.schema_migration
 ALTER TABLE ONLY noetl.setting
     ADD CONSTRAINT setting_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY noetl.timer
+    ADD CONSTRAINT timer_pkey PRIMARY KEY (execution_id, timer);
+
 CREATE INDEX audit_execution_idx ON noetl.audit USING btree (execution_id) WHERE (execution_id IS NOT NULL);
 
 CREATE INDEX checkpoint_shard_idx ON noetl.checkpoint USING btree (shard_id, epoch);
@@ -594,7 +605,9 @@ CREATE INDEX event_shard_idx ON ONLY noetl.event USING btree (shard_id, event_id
 
 CREATE INDEX event_default_shard_id_event_id_idx ON noetl.event_default USING btree (shard_id, event_id);
 
-CREATE INDEX execution_open_idx ON noetl.execution USING btree (execution_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text]));
+CREATE INDEX execution_open_idx ON noetl.execution USING btree (execution_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text]));
+
+CREATE INDEX execution_parent_idx ON noetl.execution USING btree (parent_execution_id) WHERE (parent_execution_id IS NOT NULL);
 
 CREATE INDEX execution_path_idx ON noetl.execution USING btree (path, started_at DESC);
 
@@ -613,6 +626,8 @@ CREATE INDEX result_ref_parent_idx ON ONLY noetl.result_ref USING btree (executi
 CREATE INDEX result_ref_default_execution_id_parent_ref_id_idx ON noetl.result_ref_default USING btree (execution_id, parent_ref_id) WHERE (parent_ref_id IS NOT NULL);
 
 CREATE INDEX runtime_status_idx ON noetl.runtime USING btree (status);
+
+CREATE INDEX timer_due_idx ON noetl.timer USING btree (due_at);
 
 ALTER INDEX noetl.event_key_idx ATTACH PARTITION noetl.event_default_execution_id_event_key_idx;
 
@@ -668,6 +683,8 @@ GRANT SELECT,UPDATE ON TABLE noetl.command TO noetl_worker;
 GRANT SELECT ON TABLE noetl.command TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.command TO noetl_compactor;
 
+GRANT UPDATE(status) ON TABLE noetl.command TO noetl_broker;
+
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.credential TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.credential TO noetl_worker;
 GRANT SELECT ON TABLE noetl.credential TO noetl_compactor;
@@ -705,7 +722,7 @@ GRANT SELECT,INSERT ON TABLE noetl.idempotency TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.idempotency TO noetl_compactor;
 
 GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_api_gateway;
-GRANT SELECT,DELETE ON TABLE noetl.inbox TO noetl_broker;
+GRANT SELECT,INSERT,DELETE ON TABLE noetl.inbox TO noetl_broker;
 GRANT INSERT ON TABLE noetl.inbox TO noetl_worker;
 GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.inbox TO noetl_compactor;
@@ -748,6 +765,8 @@ GRANT SELECT,INSERT ON TABLE noetl.result_ref TO noetl_broker;
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_worker;
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_compactor;
 
+GRANT UPDATE(expires_at) ON TABLE noetl.result_ref TO noetl_broker;
+
 GRANT SELECT ON TABLE noetl.result_ref_default TO noetl_compactor;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_api_gateway;
@@ -772,3 +791,7 @@ GRANT SELECT,UPDATE ON TABLE noetl.setting TO noetl_shard_manager;
 GRANT SELECT ON TABLE noetl.setting TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.setting TO noetl_compactor;
 GRANT SELECT ON TABLE noetl.setting TO noetl_reaper;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.timer TO noetl_broker;
+GRANT SELECT ON TABLE noetl.timer TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.timer TO noetl_api_gateway;
