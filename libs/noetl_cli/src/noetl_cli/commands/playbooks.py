@@ -1,4 +1,4 @@
-"""validate, register."""
+"""validate, register, schema."""
 
 # ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
 
@@ -40,3 +40,13 @@ def register(
     from noetl_cli.registration import register_file
 
     typer.echo(run_until_signal(register_file(file)))
+
+
+def schema() -> None:
+    """Print the JSON Schema of playbooks, with which editors complete and check them."""
+    import msgspec
+
+    from noetl_core.domain.json_schema import playbook_schema
+
+    encoded = msgspec.json.encode(playbook_schema())
+    typer.echo(msgspec.json.format(encoded, indent=2).decode())

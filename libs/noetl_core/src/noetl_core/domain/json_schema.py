@@ -65,9 +65,9 @@ from noetl_core.domain.tools import PARKED_KINDS
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def playbook_schema() -> dict[str, Any]:
+def playbook_schema() -> Schema:
     """Of the current dialect; a classic document is read, but not described here."""
-    fields = {
+    fields: dict[str, Schema] = {
         "apiVersion": {"description": "The dialect of this document.", "enum": [*API_VERSIONS]},
         "kind": {"description": "Always Playbook.", "const": "Playbook"},
         "metadata": _metadata(),

@@ -149,15 +149,14 @@ def _call() -> Schema:
 
 
 def _of_kind(kind: str, tool: ToolFields) -> Schema:
-    fields: dict[str, Schema] = {
-        "kind": {"description": _KINDS[kind], "const": kind},
-        **_TASK,
+    """The fields that every task has are described in `call`; here they are only known."""
+    fields: dict[str, Any] = {
+        **dict.fromkeys(TASK_FIELDS, True),
         **{field: _field(kind, field) for field in tool.fields},
     }
     schema = {**section(_KINDS[kind], fields), "type": "object"}
-    if tool.one_of:
-        schema["oneOf"] = [given(field) for field in tool.one_of]
-    return {**schema, **given("name")} if kind == "workbook" else schema
+    needed = ("name",) if kind == "workbook" else tool.one_of
+    return {**schema, "oneOf": [given(field) for field in needed]} if needed else schema
 
 
 def _field(kind: str, field: str) -> Schema:
