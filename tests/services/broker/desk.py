@@ -14,7 +14,7 @@ from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, RuntimeId, 
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
 from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import unix_ms
-from noetl_core.store import command, execution_shard
+from noetl_core.store import command, execution_shard, inbox
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Claimed, Done, Message, Start, Stored, encode_messages
 
@@ -69,6 +69,14 @@ class Desk:
 
     async def send(self, *messages: Message) -> Turn:
         return await self.broker.advance([letter_of(*messages)])
+
+    async def empty_inbox(self) -> int:
+        """Take what executions told each other, until nobody has anything to say."""
+        count = 0
+        while rows := await inbox.waiting(self.pool, list(self.claims), limit=500):
+            count += len(rows)
+            await self.broker.advance([Letter(r.shard_id, r.body, r.inbox_id) for r in rows])
+        return count
 
     async def lease(self, limit: int = 100, worker: WorkerId = WORKER) -> list[command.Leased]:
         return await command.lease(self.pool, worker, pools=["cpu"], limit=limit, lease_seconds=60)

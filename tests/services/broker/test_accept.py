@@ -96,7 +96,7 @@ def test_an_execution_that_is_not_running_is_not_cancelled() -> None:
 def test_the_last_attempt_is_lost_for_good() -> None:
     lost = [expire(running(attempt=n), COMMAND, "gone") for n in (1, COMMAND_ATTEMPTS_MAX)]
 
-    assert [fact is not None and fact.final for fact in lost] == [False, True]
+    assert [fact is not None and fact.again is None for fact in lost] == [False, True]
 
 
 def test_an_epoch_is_closed_once_and_only_while_the_execution_runs() -> None:
