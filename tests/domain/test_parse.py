@@ -16,6 +16,7 @@ from noetl_core.domain.yaml_tree import DEPTH_MAX, DOCUMENT_BYTES_MAX, data_of, 
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE_FILES = [p for p in sorted(EXAMPLES.glob("*.yaml")) if not p.name.endswith(".test.yaml")]
 
 HEAD = "apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {name: p}\n"
 MINIMAL = HEAD + "workflow: [{step: a}]\n"
@@ -45,7 +46,7 @@ def test_a_bad_playbook_gives_exactly_these_problems(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted(PLAYBOOKS.glob("good/*.yaml")), *sorted(EXAMPLES.glob("*.yaml"))],
+    [*sorted(PLAYBOOKS.glob("good/*.yaml")), *EXAMPLE_FILES],
     ids=lambda path: path.stem,
 )
 def test_a_good_playbook_has_no_problem_and_no_warning(path: Path) -> None:
@@ -413,3 +414,11 @@ def test_a_document_that_is_no_mapping_is_refused_with_a_reason(text: str) -> No
         parse_playbook(text)
 
     assert [problem.message for problem in refused.value.problems if problem.message]
+
+
+def test_a_path_that_the_catalog_cannot_keep_is_refused_where_it_stands() -> None:
+    (problem,) = problems_of(MINIMAL.replace("{name: p}", f"{{name: p, path: {'a' * 513}}}"))
+
+    assert (problem.line, problem.column, problem.key) == (3, 27, "path")
+    assert "512" in problem.message
+    assert problems_of(MINIMAL.replace("{name: p}", r'{name: "a\0"}'))

@@ -2,6 +2,12 @@
 
 import asyncio
 
+import msgspec
+import pytest
+
+from noetl_core.domain.errors import PlaybookInvalidError
+from noetl_core.domain.parse import PATH_LENGTH_MAX, parse_playbook, warnings_of
+from noetl_core.wire import http
 from services.api_gateway.conftest import Client
 from services.api_gateway.given import HELLO, registered
 
@@ -64,6 +70,30 @@ async def test_validating_says_what_is_wrong_and_stores_nothing(client: Client) 
     assert not bad.json()["valid"]
     assert bad.json()["problems"]
     assert (await client.get("/api/catalog")).json()["items"] == []
+
+
+async def test_every_way_in_gives_the_same_problems_and_warnings(client: Client) -> None:
+    doubtful = HELLO.replace("workflow:", "workflow:\n  - {step: nobody_comes}")
+    wrong = HELLO.replace("workflow:", "workflow:\n  - {step: a, tol: 1}\n  - {step: 7}")
+    warnings = msgspec.to_builtins(warnings_of(parse_playbook(doubtful)))
+    with pytest.raises(PlaybookInvalidError) as refused:
+        parse_playbook(wrong)
+    problems = msgspec.to_builtins(refused.value.problems)
+
+    kept = (await client.post("/api/catalog/register", json={"content": doubtful})).json()
+    checked = (await client.post("/api/catalog/validate", json={"content": doubtful})).json()
+    not_kept = (await client.post("/api/catalog/register", json={"content": wrong})).json()
+    not_valid = (await client.post("/api/catalog/validate", json={"content": wrong})).json()
+
+    assert warnings
+    assert kept["warnings"] == checked["problems"] == list(warnings)
+    assert checked["valid"]
+    assert not_kept["problems"] == not_valid["problems"] == problems
+    assert not not_valid["valid"]
+
+
+def test_a_path_may_be_as_long_in_a_playbook_as_in_a_request() -> None:
+    assert PATH_LENGTH_MAX == http.PATH_LENGTH_MAX
 
 
 async def test_a_playbook_is_read_by_path_and_version(client: Client) -> None:

@@ -18,7 +18,7 @@ from noetl_api_gateway.requests import (
     read_body,
     text_of,
 )
-from noetl_core.domain.errors import NotFoundError, PlaybookInvalidError, Problem
+from noetl_core.domain.errors import NotFoundError, PlaybookInvalidError
 from noetl_core.domain.ids import CatalogId
 from noetl_core.domain.parse import parse_playbook, warnings_of
 from noetl_core.domain.playbook import Playbook
@@ -120,12 +120,7 @@ def _text(body: bytes) -> str:
 
 async def _parse(content: str) -> Playbook:
     """In a thread: a large document takes longer than others should wait."""
-    playbook = await asyncio.to_thread(parse_playbook, content)
-    if len(playbook.path) > http.PATH_LENGTH_MAX or "\0" in playbook.path:
-        raise PlaybookInvalidError(
-            [Problem(message=f"a path has up to {http.PATH_LENGTH_MAX} characters", key="path")]
-        )
-    return playbook
+    return await asyncio.to_thread(parse_playbook, content)
 
 
 def _item(entry: CatalogEntry) -> http.CatalogItem:

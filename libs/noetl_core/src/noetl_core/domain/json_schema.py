@@ -29,7 +29,7 @@ from noetl_core.domain.json_schema_words import (
     text,
     whole,
 )
-from noetl_core.domain.parse import API_VERSIONS
+from noetl_core.domain.parse import API_VERSIONS, PATH_LENGTH_MAX
 from noetl_core.domain.parse_call import ATTEMPTS_MAX, CIRCUIT_FAILURES_MAX, PAGES_MAX
 from noetl_core.domain.parse_step import (
     CHUNK_SIZE_MAX,
@@ -112,7 +112,9 @@ def playbook_schema() -> Schema:
 def _metadata() -> Schema:
     fields = {
         "name": name("What the playbook is called."),
-        "path": text("Where the catalog keeps it. By default its name."),
+        "path": text(
+            "Where the catalog keeps it. By default its name.", maxLength=PATH_LENGTH_MAX
+        ),
         "description": text("What it does, for people."),
         "labels": data("Texts by name, for people and searches."),
         "tags": listing("Words, for people and searches."),

@@ -27,6 +27,8 @@ from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, Sequence, data_of
 
 API_VERSIONS = ("noetl.io/v2", "noetl.io/v10")
 
+PATH_LENGTH_MAX = 512
+
 _WARNINGS = f"{__name__}.warnings"
 
 _PLAYBOOK_KEYS = (
@@ -125,9 +127,14 @@ def _metadata(fields: Fields) -> Metadata:
         fields.missing("metadata")
         return Metadata(name="")
     inner = fields.section("metadata", known=("name", "path", "description", "labels", "tags"))
+    name, path = inner.required_text("name"), inner.text("path")
+    if len(path or name) > PATH_LENGTH_MAX or "\0" in (path or name):
+        place = inner.get("path" if path else "name") or inner.node
+        message = f"a path has up to {PATH_LENGTH_MAX} characters, and none of them is NUL"
+        inner.report.add(place, message, key="path")
     return Metadata(
-        name=inner.required_text("name"),
-        path=inner.text("path"),
+        name=name,
+        path=path,
         description=inner.text("description"),
         labels=_labels(inner),
         tags=tuple(_written(tag) for tag in inner.items("tags")),
