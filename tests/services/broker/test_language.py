@@ -136,7 +136,7 @@ async def test_a_child_runs_and_gives_its_result_to_the_parent(desk: Desk, pool:
 
     leased = await one(desk)
     assert (leased.execution_id, leased.step) == (parent, "use")
-    row = await pool.fetchrow(
+    (row,) = await pool.fetch(
         "SELECT parent_execution_id, context->>'parent_command_id' AS command FROM noetl.event "
         "WHERE execution_id = $1 AND event_type = 'execution.started'",
         summing.execution_id,
@@ -266,7 +266,7 @@ async def test_the_pages_of_a_call_are_collected_in_the_turn_that_ends_them(
     await desk.send(page(await one(desk), 3, more=False))
 
     assert len(await desk.lease()) == 6
-    row = await pool.fetchrow("SELECT * FROM noetl.manifest WHERE kind = 'pages'")
+    (row,) = await pool.fetch("SELECT * FROM noetl.manifest WHERE kind = 'pages'")
     assert (row["execution_id"], row["item_count"], row["step"]) == (execution_id, 3, "fetch")
     parts = await pool.fetch(
         "SELECT part_index, store_tier FROM noetl.manifest_part WHERE manifest_id = $1 "
