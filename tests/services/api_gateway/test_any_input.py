@@ -4,7 +4,7 @@ Hypothesis takes the place of strangers: bytes, JSON of the wrong shape, JSON of
 shape, odd ids, odd queries, at every endpoint of the table.
 """
 
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -45,11 +45,13 @@ def bodies(draw: st.DrawFn, endpoint: Endpoint) -> bytes:
         return draw(st.binary(max_size=60))
     if shape == 1 or endpoint.body is None:
         return msgspec.json.encode(draw(json_values))
-    names = [field.encode_name for field in msgspec.structs.fields(endpoint.body)]
+    kind = get_args(endpoint.body)[0] if get_args(endpoint.body) else endpoint.body
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
     plausible = st.sampled_from(["examples/hello", HELLO, "{{ a }}", "{{", {"a": 1}, 1, {}])
     values = json_values | plausible if shape == 2 else plausible
     chosen = draw(st.lists(st.sampled_from(names), unique=True)) if shape == 2 else names
-    return msgspec.json.encode({name: draw(values) for name in chosen})
+    body: Any = {name: draw(values) for name in chosen}
+    return msgspec.json.encode(body if kind is endpoint.body else [body])
 
 
 @st.composite

@@ -9,7 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noetl_api_gateway import catalog, credentials, executions, metrics, render, results, status
+from noetl_api_gateway import (
+    catalog,
+    control,
+    credentials,
+    executions,
+    metrics,
+    render,
+    reports,
+    results,
+    status,
+)
 from noetl_api_gateway.answers import http_problem, problem_of
 from noetl_api_gateway.endpoint import Endpoint, Gateway
 from noetl_api_gateway.openapi import describe
@@ -20,7 +30,9 @@ ANSWER_SECONDS_MAX = WAIT_SECONDS_MAX + 15.0
 ENDPOINTS: tuple[Endpoint, ...] = (
     *catalog.ENDPOINTS,
     *executions.ENDPOINTS,
+    *control.ENDPOINTS,
     *results.ENDPOINTS,
+    *reports.ENDPOINTS,
     *credentials.ENDPOINTS,
     *render.ENDPOINTS,
     *status.ENDPOINTS,

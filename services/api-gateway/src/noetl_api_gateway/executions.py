@@ -1,6 +1,5 @@
 """Executions: start, watch, cancel, and page through their events."""
 
-import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,13 @@ from noetl_api_gateway import metrics
 from noetl_api_gateway.answers import answer, as_is
 from noetl_api_gateway.catalog import not_in_catalog
 from noetl_api_gateway.endpoint import Endpoint, Gateway
+from noetl_api_gateway.promises import (
+    fingerprint,
+    idempotency_key,
+    promise,
+    promise_once,
+    stored,
+)
 from noetl_api_gateway.requests import (
     RequestError,
     execution_id_of,
@@ -21,17 +27,16 @@ from noetl_api_gateway.requests import (
     query,
 )
 from noetl_core.domain.errors import ConflictError, NotFoundError, ToolError
-from noetl_core.domain.ids import EventId, ExecutionId, ShardId
+from noetl_core.domain.ids import EventId, ExecutionId
 from noetl_core.domain.state import TERMINAL, ExecutionStatus
-from noetl_core.store import catalog, event_read, execution, idempotency, inbox
+from noetl_core.store import catalog, event_read, execution
 from noetl_core.store.catalog import CatalogEntry
 from noetl_core.store.execution import FROM_THE_NEWEST, Accepted, Cursor
 from noetl_core.store.idempotency import Keyed
 from noetl_core.store.postgres import Pool
 from noetl_core.wire import http
-from noetl_core.wire.http import IDEMPOTENCY_HEADER, PAYLOAD_BYTES_MAX
-from noetl_core.wire.messages import Cancel, Start, Stored, decode_messages, encode_messages
-from noetl_core.wire.subjects import inbox_wake
+from noetl_core.wire.http import IDEMPOTENCY_HEADER
+from noetl_core.wire.messages import Cancel, Start, Stored, decode_messages
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -44,22 +49,28 @@ _MICROSECOND = timedelta(microseconds=1)
 async def start(gateway: Gateway, request: Request) -> Response:
     """202 is a promise: the request is committed, and whatever dies now, it will run."""
     asked = await json_body(request, http.ExecuteRequest)
-    key = _idempotency_key(request, asked)
-    payload = _stored(asked.payload)
+    key = idempotency_key(request, asked.idempotency_key)
+    payload = stored(asked.payload, field="payload") if asked.payload else None
     entry = await catalog.find(gateway.pool, asked.path, version=asked.version)
     if entry is None:
         raise not_in_catalog(asked.path, asked.version)
     execution_id = ExecutionId(gateway.mint())
-    body = encode_messages([_start(execution_id, entry, payload)])
+    start = _start(execution_id, entry, payload)
+    wanted = fingerprint(msgspec.structs.replace(asked, idempotency_key=None))
+    return await begin(gateway, start, key=key, wanted=wanted)
+
+
+async def begin(gateway: Gateway, start: Start, *, key: str | None, wanted: bytes) -> Response:
+    """Promise an execution. `wanted` is the fingerprint of the request that `key` belongs to."""
     if key is None:
-        await _wake(gateway, await inbox.promise(gateway.pool, execution_id, body))
+        await promise(gateway, start.execution_id, [start])
     else:
-        wanted = Keyed(execution_id, _fingerprint(asked))
-        earlier = await _promise_once(gateway, key, wanted, body)
+        keyed = Keyed(start.execution_id, wanted)
+        earlier = await promise_once(gateway, key, keyed, start)
         if earlier is not None:
             return await _repeated(gateway.pool, earlier)
     metrics.EXECUTIONS_ACCEPTED.add(1)
-    return answer(202, _accepted(execution_id, entry))
+    return answer(202, _accepted(start))
 
 
 async def read(gateway: Gateway, request: Request) -> Response:
@@ -85,7 +96,7 @@ async def list_newest(gateway: Gateway, request: Request) -> Response:
     shown = rows[: asked.limit]
     more = len(rows) > asked.limit
     page = http.ExecutionPage(
-        items=[_view(row) for row in shown],
+        items=[view_of(row) for row in shown],
         next_cursor=_encode_cursor(shown[-1]) if more else None,
     )
     return answer(200, page)
@@ -115,7 +126,7 @@ async def cancel(gateway: Gateway, request: Request) -> Response:
     if view.status in TERMINAL:
         raise ConflictError(f"execution {execution_id} has ended already: {view.status}")
     wish = Cancel(execution_id=execution_id, reason=asked.reason)
-    await _wake(gateway, await inbox.promise(gateway.pool, execution_id, encode_messages([wish])))
+    await promise(gateway, execution_id, [wish])
     return answer(202, http.CancelAccepted(execution_id=str(execution_id)))
 
 
@@ -123,14 +134,14 @@ async def find(pool: Pool, execution_id: ExecutionId) -> http.ExecutionView:
     """The row, or what is known of an execution that the projection has not come to yet."""
     row = await execution.read(pool, execution_id)
     if row is not None:
-        return _view(row)
+        return view_of(row)
     accepted = await execution.accepted(pool, execution_id)
     if accepted is None:
         raise NotFoundError(f"there is no execution {execution_id}")
     return _view_of_accepted(execution_id, accepted)
 
 
-def _view(row: "Record") -> http.ExecutionView:
+def view_of(row: "Record") -> http.ExecutionView:
     return http.ExecutionView(
         execution_id=str(row["execution_id"]),
         catalog_id=str(row["catalog_id"]),
@@ -210,42 +221,54 @@ def _event(row: "Record") -> http.EventView:
         parent_execution_id=_id(row["parent_execution_id"]),
         catalog_id=_id(row["catalog_id"]),
         epoch_id=_id(row["epoch_id"]),
-        context=as_is(row["context"]),
-        result=_envelope(row["result"]),
+        context=_context(row["context"]),
+        result=_decoded_envelope(row["result"]),
         meta=as_is(row["meta"]),
         error=as_is(row["error"]),
     )
 
 
-def _envelope(json: str | None) -> dict[str, Any] | None:
-    """The one document of an event that holds ids, which are strings on this side."""
+# What a fact says in its context that is an id, and so a string on this side.
+_IDS_IN_CONTEXT = ("child", "base", "collection_id", "sequence", "signal_id", "origin")
+
+
+def _context(json: str | None) -> dict[str, Any] | None:
     if json is None:
         return None
-    envelope: dict[str, Any] = msgspec.json.decode(json)
-    for name in ("reference", "parent_ref"):
-        reference = envelope.get(name)
-        if reference is not None:
-            envelope[name] = {**reference, "ref_id": _id(reference["ref_id"])}
-    return envelope
+    context: dict[str, Any] = msgspec.json.decode(json)
+    for name in _IDS_IN_CONTEXT:
+        if isinstance(context.get(name), int):
+            context[name] = str(context[name])
+    if "again" in context:
+        context["again"] = _with_ids(context["again"], "sequence")
+    if "steps" in context:
+        context["steps"] = {step: _envelope(result) for step, result in context["steps"].items()}
+    if "chunk" in context:
+        chunk = context["chunk"]
+        context["chunk"] = {**chunk, "result": _envelope(chunk["result"])}
+    return context
+
+
+def _decoded_envelope(json: str | None) -> dict[str, Any] | None:
+    return None if json is None else _envelope(msgspec.json.decode(json))
+
+
+def _envelope(envelope: dict[str, Any]) -> dict[str, Any]:
+    ids = {
+        name: _with_ids(envelope[name], "ref_id", "execution_id")
+        for name in ("reference", "parent_ref")
+        if envelope.get(name) is not None
+    }
+    return {**envelope, **ids}
+
+
+def _with_ids(document: dict[str, Any], *names: str) -> dict[str, Any]:
+    ids = {name: str(document[name]) for name in names if document.get(name) is not None}
+    return {**document, **ids}
 
 
 def _id(value: int | None) -> str | None:
     return None if value is None else str(value)
-
-
-def _stored(payload: dict[str, Any]) -> Stored | None:
-    """The payload as the broker will store it: inline, whatever its size up to the limit."""
-    if not payload:
-        return None
-    try:
-        msgspec.msgpack.encode(payload)
-    except OverflowError:
-        raise RequestError(422, "a number has more than 64 bits", field="payload") from None
-    inline = msgspec.json.encode(payload)
-    if len(inline) > PAYLOAD_BYTES_MAX:
-        raise RequestError(413, f"the payload has more than {PAYLOAD_BYTES_MAX} bytes")
-    sha256 = hashlib.sha256(inline).digest()
-    return Stored(tier="db", size=len(inline), sha256=sha256, inline=inline)
 
 
 def _start(execution_id: ExecutionId, entry: CatalogEntry, payload: Stored | None) -> Start:
@@ -258,46 +281,13 @@ def _start(execution_id: ExecutionId, entry: CatalogEntry, payload: Stored | Non
     )
 
 
-def _accepted(execution_id: ExecutionId, entry: CatalogEntry) -> http.ExecutionAccepted:
+def _accepted(start: Start) -> http.ExecutionAccepted:
     return http.ExecutionAccepted(
-        execution_id=str(execution_id),
-        catalog_id=str(entry.catalog_id),
-        path=entry.path,
-        version=entry.version,
+        execution_id=str(start.execution_id),
+        catalog_id=str(start.catalog_id),
+        path=start.path,
+        version=start.version,
     )
-
-
-def _idempotency_key(request: Request, asked: http.ExecuteRequest) -> str | None:
-    header = request.headers.get(IDEMPOTENCY_HEADER)
-    if header is None:
-        return asked.idempotency_key
-    if asked.idempotency_key not in (None, header):
-        raise RequestError(422, "the header and the body give different keys")
-    try:
-        return msgspec.convert(header, http.IdempotencyKey)
-    except msgspec.ValidationError as error:
-        raise RequestError(422, f"{IDEMPOTENCY_HEADER}: {error}") from None
-
-
-def _fingerprint(asked: http.ExecuteRequest) -> bytes:
-    """Of what was asked, not of what it led to: a version may have been added since."""
-    asked = msgspec.structs.replace(asked, idempotency_key=None)
-    return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).digest()
-
-
-async def _promise_once(
-    gateway: Gateway, key: str, wanted: Keyed, body: bytes
-) -> ExecutionId | None:
-    """Commit the request together with its key; gives the execution that has the key already."""
-    shard = await idempotency.promise_once(gateway.pool, key, wanted, body)
-    if shard is not None:
-        await _wake(gateway, shard)
-        return None
-    earlier = await idempotency.find(gateway.pool, key)
-    assert earlier is not None, "a key is never given back"
-    if earlier.fingerprint != wanted.fingerprint:
-        raise RequestError(422, "this key belongs to another request", field="idempotency_key")
-    return earlier.execution_id
 
 
 async def _repeated(pool: Pool, execution_id: ExecutionId) -> Response:
@@ -311,11 +301,6 @@ async def _repeated(pool: Pool, execution_id: ExecutionId) -> Response:
         repeated=True,
     )
     return answer(202, body)
-
-
-async def _wake(gateway: Gateway, shard: ShardId) -> None:
-    # After the commit: a lost wake-up costs the broker's next look, 200 ms.
-    await gateway.bus.wake(inbox_wake(shard))
 
 
 def _encode_cursor(row: "Record") -> str:

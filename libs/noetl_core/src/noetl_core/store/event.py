@@ -29,6 +29,7 @@ from noetl_core.domain.ids import (
     EventId,
     ExecutionId,
     ShardId,
+    StepName,
     parse_command_id,
 )
 from noetl_core.store.postgres import Connection, Pool
@@ -213,6 +214,49 @@ async def read_tails(conn: Connection, after: dict[ExecutionId, EventId]) -> lis
     """Everything that follows the given watermarks, in log order."""
     rows = await conn.fetch(_READ_EXECUTIONS, list(after), list(after.values()))
     return [event_of(row) for row in rows]
+
+
+_READ_BETWEEN = f"""
+SELECT {_FIELDS}
+FROM noetl.event
+WHERE execution_id = $1 AND event_id > $2 AND event_id < $3
+ORDER BY event_id
+LIMIT $4
+"""  # noqa: S608 - the fields are a constant
+
+
+async def read_between(
+    conn: Connection | Pool,
+    execution_id: ExecutionId,
+    *,
+    after: EventId,
+    before: EventId,
+    limit: int,
+) -> list[Event]:
+    """A page of one execution's log, in log order."""
+    rows = await conn.fetch(_READ_BETWEEN, execution_id, after, before, limit)
+    return [event_of(row) for row in rows]
+
+
+_STARTED_AS = "SELECT event_id FROM noetl.event WHERE execution_id = $1 AND event_key = 'start'"
+
+
+async def started_as(conn: Connection | Pool, execution_id: ExecutionId) -> EventId | None:
+    """The event with which it began: its payload is stored under this id."""
+    event_id: EventId | None = await conn.fetchval(_STARTED_AS, execution_id)
+    return event_id
+
+
+_ENTRIES = """
+SELECT node_name, max(event_id) FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'step.enter'
+GROUP BY node_name
+"""
+
+
+async def entries(conn: Connection | Pool, execution_id: ExecutionId) -> dict[StepName, EventId]:
+    """Every step that was entered, with the event of the last time."""
+    return {StepName(row[0]): EventId(row[1]) for row in await conn.fetch(_ENTRIES, execution_id)}
 
 
 _READ_SHARDS = f"""

@@ -118,6 +118,21 @@ async def newest(
     return list(await conn.fetch(query, *before, limit, *given.values()))
 
 
+_CHILDREN = f"""
+SELECT {_COLUMNS} FROM noetl.execution
+WHERE parent_execution_id = $1 AND execution_id > $2
+ORDER BY execution_id
+LIMIT $3
+"""  # noqa: S608 - a constant
+
+
+async def children(
+    conn: Connection | Pool, execution_id: ExecutionId, *, after: ExecutionId, limit: int
+) -> "list[Record]":
+    """The executions that steps of this one have started, in order, past `after`."""
+    return list(await conn.fetch(_CHILDREN, execution_id, after, limit))
+
+
 _ENDED_AMONG = """
 SELECT execution_id FROM noetl.execution
 WHERE execution_id = ANY ($1::bigint[]) AND status IN ('COMPLETED', 'FAILED', 'CANCELLED')

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from noetl_core.domain.errors import Problem
+from noetl_core.domain.errors import Problem, ToolError
 from noetl_core.domain.progress import StepProgress
 from noetl_core.domain.state import ExecutionStatus, StepStatus
 
@@ -231,6 +231,85 @@ class CancelAccepted(Answer, frozen=True, kw_only=True):
 
     execution_id: str
     accepted: Literal[True] = True
+
+
+# Control
+
+
+Text = Annotated[str, Meta(max_length=1000)]
+StepOfPlaybook = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class ControlAccepted(Answer, frozen=True, kw_only=True):
+    """The wish is stored, and the broker acts on it unless the execution has moved on before."""
+
+    execution_id: str
+    accepted: Literal[True] = True
+
+
+class SignalRequest(Request, frozen=True, kw_only=True):
+    """`name` is what a step waits for. An approval that is not `approved` fails its step."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255)]
+    data: Any = None
+    approved: bool = True
+    by: Annotated[str, Meta(max_length=255)] = ""
+
+
+class PauseRequest(Request, frozen=True, kw_only=True):
+    reason: Text = ""
+
+
+class RetryRequest(Request, frozen=True, kw_only=True):
+    """Without `step` it goes on where it ended. A loop runs what failed again, or all items."""
+
+    step: StepOfPlaybook | None = None
+    items: Literal["failed", "all"] = "failed"
+
+
+class RerunRequest(Request, frozen=True, kw_only=True):
+    """`payload` is merged over the one that the execution was started with."""
+
+    payload: dict[str, Any] = {}
+
+
+class ForkRequest(Request, frozen=True, kw_only=True):
+    """The new execution begins at `step`, with what was true when that was last entered."""
+
+    step: StepOfPlaybook
+    payload: dict[str, Any] = {}
+
+
+class ChildrenQuery(Request, frozen=True, kw_only=True):
+    """`after` is the `next_cursor` of the page before."""
+
+    after: Annotated[int, Meta(ge=0, le=ID_MAX)] = 0
+    limit: PageSize = 100
+
+
+# Events of other systems
+
+
+class EventReport(Request, frozen=True, kw_only=True):
+    """What became of a command: `call.done` with its `result`, `call.error` with its `error`,
+    `command.claimed`. The names that older servers used are understood too.
+    """
+
+    execution_id: str | int
+    event_type: Annotated[str, Meta(max_length=100)]
+    command_id: Annotated[str, Meta(max_length=2000)]
+    worker_id: Annotated[str, Meta(min_length=1, max_length=255)]
+    result: Any = None
+    error: ToolError | str | None = None
+    context: dict[str, Any] = {}
+    ctx: dict[str, Any] = {}
+    duration_ms: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class EventsAccepted(Answer, frozen=True, kw_only=True):
+    """They are stored. One from a worker that does not hold the command changes nothing."""
+
+    accepted: int
 
 
 # Credentials
