@@ -1,7 +1,7 @@
 """The gateway's HTTP API, as far as the command line uses it. Its words: noetl_core.wire.http.
 
 A gateway that is away for a moment (killed, started again) is waited for: every call here can be
-repeated without harm, because starting an execution carries an idempotency key.
+repeated without harm, because what must not happen twice carries an idempotency key.
 """
 
 import asyncio
@@ -86,6 +86,40 @@ class GatewayClient:
         path = f"/api/executions/{_part(execution_id)}/cancel"
         return await self._ask("POST", path, http.CancelAccepted, http.CancelRequest(reason=reason))
 
+    async def pause(self, execution_id: str, *, reason: str) -> http.ControlAccepted:
+        path = f"/api/executions/{_part(execution_id)}/pause"
+        return await self._ask("POST", path, http.ControlAccepted, http.PauseRequest(reason=reason))
+
+    async def resume(self, execution_id: str) -> http.ControlAccepted:
+        path = f"/api/executions/{_part(execution_id)}/resume"
+        return await self._ask("POST", path, http.ControlAccepted)
+
+    async def retry(
+        self, execution_id: str, *, step: str | None, all_items: bool
+    ) -> http.ControlAccepted:
+        path = f"/api/executions/{_part(execution_id)}/retry"
+        body = http.RetryRequest(step=step, items="all" if all_items else "failed")
+        return await self._ask("POST", path, http.ControlAccepted, body)
+
+    async def rerun(self, execution_id: str, *, payload: dict[str, Any]) -> http.ExecutionAccepted:
+        path = f"/api/executions/{_part(execution_id)}/rerun"
+        body = http.RerunRequest(payload=payload)
+        return await self._ask("POST", path, http.ExecutionAccepted, body, is_once=True)
+
+    async def fork(
+        self, execution_id: str, *, step: str, payload: dict[str, Any]
+    ) -> http.ExecutionAccepted:
+        path = f"/api/executions/{_part(execution_id)}/fork"
+        body = http.ForkRequest(step=step, payload=payload)
+        return await self._ask("POST", path, http.ExecutionAccepted, body, is_once=True)
+
+    async def signal(
+        self, execution_id: str, *, name: str, data: Any, approved: bool, by: str
+    ) -> http.ControlAccepted:
+        path = f"/api/executions/{_part(execution_id)}/signal"
+        body = http.SignalRequest(name=name, data=data, approved=approved, by=by)
+        return await self._ask("POST", path, http.ControlAccepted, body, is_once=True)
+
     async def set_credential(self, name: str, *, kind: str, data: dict[str, Any]) -> None:
         body = http.CredentialRequest(name=name, type=kind, data=data)
         await self._exchange("POST", "/api/credentials", body)
@@ -113,21 +147,33 @@ class GatewayClient:
         body: msgspec.Struct | None = None,
         *,
         file: str = "",
+        is_once: bool = False,
     ) -> A:
-        answer = await self._exchange(method, path, body, file=file)
+        """`is_once`: however often it must be sent, it counts as one request."""
+        answer = await self._exchange(method, path, body, file=file, is_once=is_once)
         return msgspec.json.decode(answer, type=kind)
 
     async def _exchange(
-        self, method: str, path: str, body: msgspec.Struct | None = None, *, file: str = ""
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        *,
+        file: str = "",
+        is_once: bool = False,
     ) -> bytes:
         content = None if body is None else msgspec.json.encode(body)
-        response = await self._send(method, path, content)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        if is_once:
+            headers[http.IDEMPOTENCY_HEADER] = str(uuid.uuid4())
+        response = await self._send(method, path, content, headers)
         if not response.is_success:
             raise _failure(response, file)
         return response.content
 
-    async def _send(self, method: str, path: str, content: bytes | None) -> httpx.Response:
-        headers = {} if content is None else {"Content-Type": "application/json"}
+    async def _send(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> httpx.Response:
         deadline = asyncio.get_running_loop().time() + self.patience_seconds
         while True:
             try:

@@ -53,11 +53,20 @@ async def run(request: RunRequest, console: Console) -> RunOutcome:
         )
     async with any_target(lambda line: _say(console, line)) as target:
         accepted = await _start(target.gateway, request)
-        try:
-            return await _watch(target, accepted, request.timeout_seconds, console)
-        except asyncio.CancelledError:
-            _say(console, _farewell(target, accepted.execution_id))
-            raise
+        execution_id = accepted.execution_id
+        _say(console, f"execution {execution_id} of {accepted.path} version {accepted.version}")
+        return await follow(target, execution_id, request.timeout_seconds, console)
+
+
+async def follow(
+    target: Target, execution_id: str, seconds: float | None, console: Console
+) -> RunOutcome:
+    """Show how an execution goes until it has ended, or for so many seconds."""
+    try:
+        return await _watch(target, execution_id, seconds, console)
+    except asyncio.CancelledError:
+        _say(console, _farewell(target, execution_id))
+        raise
 
 
 async def _start(gateway: GatewayClient, request: RunRequest) -> http.ExecutionAccepted:
@@ -69,11 +78,10 @@ async def _start(gateway: GatewayClient, request: RunRequest) -> http.ExecutionA
 
 
 async def _watch(
-    target: Target, accepted: http.ExecutionAccepted, seconds: float | None, console: Console
+    target: Target, execution_id: str, seconds: float | None, console: Console
 ) -> RunOutcome:
-    gateway, execution_id = target.gateway, accepted.execution_id
+    gateway = target.gateway
     gateway.patience_seconds = LONG_PATIENCE_SECONDS
-    _say(console, f"execution {execution_id} of {accepted.path} version {accepted.version}")
     is_timeout = False
     with open_display(console) as display:
         try:

@@ -62,11 +62,6 @@ async def list_events(execution_id: str, *, as_json: bool) -> None:
                 console.print(Text(_line(event)), soft_wrap=True)
 
 
-async def cancel_execution(execution_id: str, *, reason: str) -> None:
-    async with running_target() as target:
-        await target.gateway.cancel(execution_id, reason=reason)
-
-
 def _line(event: EventView) -> str:
     about = event.command_id or event.node_name or ""
     details: dict[str, Any] = {

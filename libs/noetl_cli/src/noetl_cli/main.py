@@ -6,7 +6,16 @@ import sys
 
 import typer
 
-from noetl_cli.commands import bench, credentials, database, dev, executions, playbooks, version
+from noetl_cli.commands import (
+    bench,
+    control,
+    credentials,
+    database,
+    dev,
+    executions,
+    playbooks,
+    version,
+)
 from noetl_cli.failure import CommandFailed, Interrupted
 
 app = typer.Typer(
@@ -26,7 +35,15 @@ app.command("schema")(playbooks.schema)
 app.command("executions")(executions.list_newest)
 app.command("status")(executions.status)
 app.command("events")(executions.events)
-app.command("cancel")(executions.cancel)
+app.command("cancel")(control.cancel)
+app.command("pause")(control.pause)
+app.command("resume")(control.resume)
+app.command("retry")(control.retry)
+app.command("rerun")(control.rerun)
+app.command("fork")(control.fork)
+app.command("signal")(control.signal)
+app.command("approve")(control.approve)
+app.command("deny")(control.deny)
 app.add_typer(credentials.app, name="credential")
 app.add_typer(database.app, name="db")
 app.command("bench")(bench.bench)

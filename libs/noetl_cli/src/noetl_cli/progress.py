@@ -60,6 +60,8 @@ class LiveDisplay:
                 return Text("✓", style="green")
             case "FAILED":
                 return Text("✗", style="red")
+            case "SKIPPED" | "CANCELLED":
+                return Text("-", style="dim")
             case _:
                 return self._spinner
 

@@ -13,7 +13,14 @@ from noetl_core.domain.progress import StepProgress
 from noetl_core.wire.http import ExecutionView, StepView
 
 _RESULT_CHARACTERS = 200
-_STYLES = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
+_STYLES = {
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "RUNNING": "cyan",
+    "PAUSED": "yellow",
+    "SKIPPED": "dim",
+}
 
 
 def print_outcome(console: Console, outcome: RunOutcome) -> None:

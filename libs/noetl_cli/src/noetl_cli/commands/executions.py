@@ -1,4 +1,4 @@
-"""run, executions, status, events, cancel."""
+"""run, executions, status, events."""
 
 # ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from noetl_cli.terminal import print_json, say
+from noetl_cli.terminal import print_json
 
 ExecutionId = Annotated[str, typer.Argument(metavar="ID", help="The execution.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
@@ -78,15 +78,3 @@ def events(execution_id: ExecutionId, as_json: Json = False) -> None:
     from noetl_cli.inspect import list_events
 
     run_until_signal(list_events(execution_id, as_json=as_json))
-
-
-def cancel(
-    execution_id: ExecutionId,
-    reason: Annotated[str, typer.Option(help="Recorded in the log.")] = "",
-) -> None:
-    """Cancel an execution."""
-    from noetl_cli.asynchronous import run_until_signal
-    from noetl_cli.inspect import cancel_execution
-
-    run_until_signal(cancel_execution(execution_id, reason=reason))
-    say(f"execution {execution_id} will be cancelled: noetl status {execution_id}")
