@@ -1,31 +1,21 @@
-"""Where results are, and the ordered results of a loop."""
+"""Where results are, and what manifests list."""
 
 from noetl_core.domain.ids import ExecutionId, LoopId, RefId
 from noetl_core.store import manifest
 from noetl_core.store.postgres import Pool
-from noetl_core.store.result_ref import StoredRow, find, of_loop
+from noetl_core.store.result_ref import StoredRow, find, find_each
+from support.loop_log import NOTHING, LoopLog
 
 EXECUTION, LOOP = ExecutionId(1), LoopId(10)
 
 
-async def end_iteration(pool: Pool, index: int, event_id: int, kind: str = "call.done") -> None:
-    await pool.execute(
-        "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type,"
-        " loop_id, iter_index) VALUES ($1, $2, $3, 0, $4, $5, $6)",
-        EXECUTION,
-        event_id,
-        f"end:{event_id}",
-        kind,
-        LOOP,
-        index,
-    )
-
-
-async def put(pool: Pool, ref_id: int, body: bytes) -> None:
+async def put(
+    pool: Pool, ref_id: int, body: bytes, *, execution_id: ExecutionId = EXECUTION
+) -> None:
     await pool.execute(
         "INSERT INTO noetl.result_ref (execution_id, ref_id, step, store_tier, bytes, inline)"
         " VALUES ($1, $2, 's', 'db', $3, $4)",
-        EXECUTION,
+        execution_id,
         ref_id,
         len(body),
         body,
@@ -40,18 +30,14 @@ async def test_only_what_is_stored_is_found(pool: Pool) -> None:
     assert found == {RefId(5): StoredRow("db", None, "application/json", 2, None, b"[]")}
 
 
-async def test_the_results_of_a_loop_come_in_the_order_of_its_items(pool: Pool) -> None:
-    for index, event_id in ((2, 11), (0, 12), (1, 13)):
-        await end_iteration(pool, index, event_id)
-        await put(pool, event_id, b"%d" % index)
-    await end_iteration(pool, 3, 14)
-    await end_iteration(pool, 4, 15, "call.error")
-    await put(pool, 15, b"4")
+async def test_results_of_several_executions_are_found_together(pool: Pool) -> None:
+    await put(pool, 5, b"[]")
+    await put(pool, 5, b"{}", execution_id=ExecutionId(2))
 
-    found = await of_loop(pool, EXECUTION, LOOP)
+    keys = [(EXECUTION, RefId(5)), (ExecutionId(2), RefId(5)), (EXECUTION, RefId(6))]
+    found = await find_each(pool, keys)
 
-    bodies = [(item.iter_index, item.row and item.row.inline) for item in found]
-    assert bodies == [(0, b"0"), (1, b"1"), (2, b"2"), (3, None)]
+    assert {key: row.inline for key, row in found.items()} == {keys[0]: b"[]", keys[1]: b"{}"}
 
 
 async def test_a_collection_knows_its_size_and_its_parts(pool: Pool) -> None:
@@ -68,9 +54,24 @@ async def test_a_collection_knows_its_size_and_its_parts(pool: Pool) -> None:
         LOOP,
     )
 
-    assert await manifest.item_count(pool, EXECUTION, LOOP) == 3
+    assert await manifest.activations(pool, EXECUTION, LOOP) == ([LOOP], 3)
     part = await manifest.part(pool, EXECUTION, LOOP, part_index=0)
     assert part is not None
     assert part.inline == b"[1,2,3]"
     assert await manifest.part(pool, EXECUTION, LOOP, part_index=1) is None
-    assert await manifest.item_count(pool, EXECUTION, LoopId(99)) is None
+    assert await manifest.activations(pool, EXECUTION, LoopId(99)) == ([99], None)
+
+
+async def test_the_pages_of_sequences_are_listed_in_order(pool: Pool) -> None:
+    log = LoopLog(pool)
+    first = await log.paged(None, [1], NOTHING, [2, 3])
+    await log.complete(None, first, pages=3, collect="collect", merge_path="data")
+    second = await log.paged(None, "open")
+    keys = [(log.execution_id, first), (log.execution_id, second)]
+
+    parts = await manifest.page_parts(pool, keys)
+
+    assert [(part.part_index, part.size) for part in parts[keys[0]]] == [(0, 3), (2, 5)]
+    assert [part.part_index for part in parts[keys[1]]] == [0]
+    assert await manifest.pages(pool, keys) == {keys[0]: (("collect", "data"), 3)}
+    assert await manifest.pages_bytes(pool, *keys[0]) == 8

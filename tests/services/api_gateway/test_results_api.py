@@ -1,8 +1,10 @@
 """What steps returned, over HTTP."""
 
 import json
+from typing import Any
 
 import msgspec
+import pytest
 
 from noetl_api_gateway.endpoint import Gateway
 from noetl_core.domain.envelope import Envelope, Reference
@@ -13,12 +15,16 @@ from noetl_core.domain.state import StepState
 from noetl_core.store.postgres import Pool
 from services.api_gateway.conftest import Client
 from services.api_gateway.given import a_result, an_event, an_execution
+from support.loop_log import NOTHING, LoopLog
 
 MIB = 1024 * 1024
 
 
-def done(ref_id: int, *, size: int = 0, kind: str = "db") -> StepState:
-    reference = msgspec.convert({"ref_id": ref_id, "type": kind, "bytes": size}, Reference)
+def done(
+    ref_id: int, *, size: int = 0, kind: str = "db", execution_id: int | None = None
+) -> StepState:
+    fields = {"ref_id": ref_id, "type": kind, "bytes": size, "execution_id": execution_id}
+    reference = msgspec.convert(fields, Reference)
     envelope = Envelope(status="ok", reference=reference)
     return StepState(visit=1, status="COMPLETED", result=envelope)
 
@@ -102,6 +108,112 @@ async def test_an_empty_loop_is_an_empty_list(client: Client, pool: Pool) -> Non
     await loop_of(pool, {}, total=0)
 
     assert (await client.get("/api/executions/1/steps/each/result")).json() == []
+
+
+async def steps_and_whole(client: Client, step: str = "each") -> tuple[Any, Any]:
+    steps = (await client.get("/api/executions/1/steps")).json()
+    return steps[step]["result"], (
+        await client.get(f"/api/executions/1/steps/{step}/result")
+    ).json()
+
+
+@pytest.mark.parametrize(
+    ("collect", "expected"),
+    [
+        ("append", [1, 2, 3]),
+        ("collect", [{"rows": [1]}, None, {"rows": [2, 3]}]),
+        ("replace", {"rows": [2, 3]}),
+    ],
+)
+async def test_pages_are_shown_as_what_they_collected(
+    client: Client, pool: Pool, collect: str, expected: Any
+) -> None:
+    log = LoopLog(pool)
+    sequence = await log.paged(None, {"rows": [1]}, NOTHING, {"rows": [2, 3]})
+    await log.complete(None, sequence, pages=3, collect=collect, merge_path="rows")
+    await an_execution(pool, 1, steps={"each": done(sequence, kind="pages")})
+
+    assert await steps_and_whole(client) == (expected, expected)
+
+
+async def test_a_step_that_called_a_child_shows_what_the_child_returned(
+    client: Client, pool: Pool
+) -> None:
+    child = LoopLog(pool, 2)
+    await child.started(2)
+    await child.done(0, "a")
+    whole = await child.done(None, {"n": 1})
+    steps = {
+        "plain": done(whole, size=7, execution_id=2),
+        "each": done(child.loop_id, kind="eventlog", execution_id=2),
+    }
+    await an_execution(pool, 1, steps=steps)
+
+    assert await steps_and_whole(client, "plain") == ({"n": 1}, {"n": 1})
+    assert await steps_and_whole(client) == (["a", None], ["a", None])
+
+
+async def test_items_of_a_loop_may_be_of_any_kind(client: Client, pool: Pool) -> None:
+    log, child = LoopLog(pool), LoopLog(pool, 2)
+    await child.started(1)
+    await child.done(0, "inner")
+    large = "x" * 100_000
+    first = await log.started(6)
+    await log.complete(0, await log.paged(0, [1], [2]), pages=2)
+    await log.failed(1)
+    await log.failed(2)
+    await log.done(3, large)
+    inner = Reference(ref_id=RefId(child.loop_id), type="eventlog", execution_id=ExecutionId(2))
+    await log.done(4, reference=inner)
+    await log.started(6, base=first)
+    await log.done(2, "second try", is_shard=True)
+    await an_execution(pool, 1, steps={"each": done(log.loop_id, kind="eventlog")})
+
+    expected = [[1, 2], None, "second try", large, ["inner"], None]
+    assert await steps_and_whole(client) == (expected, expected)
+
+
+async def test_a_cursor_shows_its_frames(client: Client, pool: Pool) -> None:
+    log = LoopLog(pool)
+    await log.done(0, "a", frame_rows=2)
+    await log.done(1, "the end of the work")
+    await log.failed(2)
+    await log.done(3, "b", frame_rows=1)
+    await an_execution(pool, 1, steps={"each": done(log.loop_id, kind="eventlog")})
+
+    assert await steps_and_whole(client) == (["a", None, "b"], ["a", None, "b"])
+
+
+async def test_pages_and_loops_beyond_8_mib_are_only_referred_to(
+    client: Client, pool: Pool
+) -> None:
+    log, child = LoopLog(pool), LoopLog(pool, 2)
+    large = "x" * (5 * MIB)
+    sequence = await log.paged(None, large, large)
+    await log.complete(None, sequence, pages=2)
+    await child.started(2)
+    for index in (0, 1):
+        await child.done(index, large)
+    await log.started(1)
+    inner = Reference(ref_id=RefId(child.loop_id), type="eventlog", execution_id=ExecutionId(2))
+    await log.done(0, reference=inner)
+    steps = {"pages": done(sequence, kind="pages"), "each": done(log.loop_id, kind="eventlog")}
+    await an_execution(pool, 1, steps=steps)
+
+    body = (await client.get("/api/executions/1/steps")).json()
+
+    for step, value in (("pages", [large, large]), ("each", [[large, large]])):
+        cut = body[step]["result"]
+        assert (cut["_truncated"], cut["_bytes"]) == (True, 2 * (5 * MIB + 2))
+        assert (await client.get(cut["_ref"])).json() == value
+
+
+async def test_pages_that_are_gone_are_404(client: Client, pool: Pool) -> None:
+    await an_execution(pool, 1, steps={"each": done(10, kind="pages")})
+
+    assert (await client.get("/api/executions/1/steps/each/result")).status_code == 404
+    body = (await client.get("/api/executions/1/steps")).json()
+    assert body["each"]["result"]["_unavailable"] is True
 
 
 async def test_beyond_8_mib_a_result_is_only_referred_to(client: Client, pool: Pool) -> None:

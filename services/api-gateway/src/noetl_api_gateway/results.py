@@ -1,6 +1,10 @@
-"""What steps returned: all of them in one bounded answer, or one of them whole."""
+"""What steps returned: all of them in one bounded answer, or one of them whole.
 
-from collections.abc import AsyncIterator
+Lists that the log or a manifest puts together (loops, pages) are sent while they are read.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -13,18 +17,25 @@ from noetl_api_gateway.answers import answer
 from noetl_api_gateway.endpoint import Endpoint, Gateway
 from noetl_api_gateway.requests import execution_id_of, text_of
 from noetl_core.blob import ReferenceNotAvailableError
+from noetl_core.blob.documents import document_in
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import NotFoundError
-from noetl_core.domain.ids import ExecutionId, LoopId, RefId, StepName
+from noetl_core.domain.ids import EventId, ExecutionId, LoopId, StepName
+from noetl_core.domain.pages import PageRule, items_of
 from noetl_core.domain.result_view import value_of
 from noetl_core.domain.state import ExecutionState, StepState
-from noetl_core.store import event_read, execution, manifest, result_ref
-from noetl_core.store.event_read import Iteration
+from noetl_core.store import execution, loop_result, manifest, result_ref
+from noetl_core.store.loop_result import Ended
+from noetl_core.store.postgres import Pool
+from noetl_core.store.result_ref import ResultKey
 from noetl_core.wire import http
 from noetl_core.wire.http import RESULTS_BYTES_MAX
 
 JSON = "application/json"
 LOOP_PAGE_SIZE = 500
+RESOLVED_AT_ONCE = 16
+"""How many items of a loop are in memory together that are more than a small document."""
+CHUNK_BYTES = 256 * 1024
 
 _encode = msgspec.json.Encoder().encode
 _decode_state = msgspec.json.Decoder(ExecutionState).decode
@@ -40,7 +51,7 @@ async def steps(gateway: Gateway, request: Request) -> Response:
 
 
 async def result(gateway: Gateway, request: Request) -> Response:
-    """The result of one step, however large; the list of a loop is sent while it is read."""
+    """The result of one step, however large; a list is sent while it is read."""
     execution_id = execution_id_of(request)
     name = text_of(request, "step")
     step = (await _steps(gateway, execution_id)).get(StepName(name))
@@ -51,10 +62,10 @@ async def result(gateway: Gateway, request: Request) -> Response:
     reference = step.result.reference
     if reference is None:
         return Response(b"null", media_type=JSON)
-    if reference.type == "eventlog":
-        pages = _pages_of_loop(gateway, execution_id, LoopId(reference.ref_id))
-        return StreamingResponse(_as_list(pages), media_type=JSON)
-    return await _whole(gateway, execution_id, reference)
+    try:
+        return await _whole(gateway, reference.execution_id or execution_id, reference)
+    except ReferenceNotAvailableError as error:
+        raise NotFoundError(str(error)) from error
 
 
 async def _steps(gateway: Gateway, execution_id: ExecutionId) -> dict[StepName, StepState]:
@@ -73,17 +84,31 @@ def _recorded_as(step: StepState) -> int:
 
 
 async def _whole(gateway: Gateway, execution_id: ExecutionId, reference: Reference) -> Response:
+    if reference.type == "eventlog":
+        values = _values_of_loop(gateway, execution_id, LoopId(reference.ref_id))
+        return StreamingResponse(_as_list(values), media_type=JSON)
+    if reference.type == "pages":
+        return await _whole_pages(gateway, execution_id, reference)
     rows = await result_ref.find(gateway.pool, execution_id, [reference.ref_id])
     row = rows.get(reference.ref_id)
     if row is not None and row.inline is not None and row.media_type == JSON:
         return Response(row.inline, media_type=JSON)
-    try:
-        document = await gateway.results.get(gateway.pool, execution_id, reference)
-    except ReferenceNotAvailableError as error:
-        raise NotFoundError(str(error)) from error
+    document = await gateway.results.get(gateway.pool, execution_id, reference)
     if isinstance(document, bytes):
         return Response(document, media_type=row.media_type if row else None)
     return Response(_encode(value_of(document)), media_type=JSON)
+
+
+async def _whole_pages(
+    gateway: Gateway, execution_id: ExecutionId, reference: Reference
+) -> Response:
+    sequence = EventId(reference.ref_id)
+    rule = await gateway.results.page_rule(gateway.pool, execution_id, sequence)
+    if rule.collect == "replace":
+        value = await gateway.results.pages(gateway.pool, execution_id, sequence)
+        return Response(_as_json(value), media_type=JSON)
+    values = _values_of_pages(gateway, execution_id, sequence, rule)
+    return StreamingResponse(_as_list(values), media_type=JSON)
 
 
 class _Resolver:
@@ -96,27 +121,22 @@ class _Resolver:
 
     async def resolve(self, steps: dict[StepName, StepState]) -> dict[StepName, Any]:
         results: dict[StepName, Any] = {}
-        inline: dict[StepName, RefId] = {}
+        inline: dict[StepName, ResultKey] = {}
         for name, step in steps.items():
             reference = None if step.result is None else step.result.reference
             if reference is None:
                 continue
-            size = await self._size(reference)
+            owner = reference.execution_id or self._execution_id
+            size = await _size(self._gateway.pool, owner, reference, enough=self._bytes_left)
             if size > self._bytes_left:
                 results[name] = self._truncated(name, size)
                 continue
             self._bytes_left -= size
             if reference.type == "db":
-                inline[name] = reference.ref_id
+                inline[name] = (owner, reference.ref_id)
             else:
                 results[name] = await self._load(name, reference)
         return {**results, **await self._load_inline(inline)}
-
-    async def _size(self, reference: Reference) -> int:
-        if reference.type != "eventlog":
-            return reference.bytes
-        loop_id = LoopId(reference.ref_id)
-        return await event_read.loop_bytes(self._gateway.pool, self._execution_id, loop_id)
 
     def _truncated(self, name: StepName, size: int) -> http.Truncated:
         path = f"/api/executions/{self._execution_id}/steps/{quote(name)}/result"
@@ -133,56 +153,112 @@ class _Resolver:
             return self._truncated(name, len(document))
         return value_of(document)
 
-    async def _load_inline(self, inline: dict[StepName, RefId]) -> dict[StepName, Any]:
+    async def _load_inline(self, inline: dict[StepName, ResultKey]) -> dict[StepName, Any]:
         """All that is in the database, with one statement; plain JSON goes through as it is."""
         if not inline:
             return {}
-        rows = await result_ref.find(self._gateway.pool, self._execution_id, list(inline.values()))
+        rows = await result_ref.find_each(self._gateway.pool, list(inline.values()))
         results: dict[StepName, Any] = {}
-        for name, ref_id in inline.items():
-            row = rows.get(ref_id)
+        for name, key in inline.items():
+            row = rows.get(key)
             if row is not None and row.inline is not None and row.media_type == JSON:
                 results[name] = msgspec.Raw(row.inline)
             else:
-                results[name] = await self._load(name, Reference(ref_id=ref_id, type="db"))
+                reference = Reference(execution_id=key[0], ref_id=key[1], type="db")
+                results[name] = await self._load(name, reference)
         return results
 
 
-async def _pages_of_loop(
+async def _size(pool: Pool, execution_id: ExecutionId, reference: Reference, *, enough: int) -> int:
+    """How much is behind a reference; beyond `enough` it is not weighed further."""
+    if reference.type == "pages":
+        return await manifest.pages_bytes(pool, execution_id, EventId(reference.ref_id))
+    if reference.type != "eventlog":
+        return reference.bytes
+    loop = await manifest.activations(pool, execution_id, LoopId(reference.ref_id))
+    size, inner_loops = await loop_result.weight(pool, execution_id, loop.loop_ids)
+    for inner in inner_loops:
+        if size > enough:
+            break
+        owner = inner.execution_id or execution_id
+        size += await _size(pool, owner, inner, enough=enough - size)
+    return size
+
+
+async def _values_of_loop(
     gateway: Gateway, execution_id: ExecutionId, loop_id: LoopId
-) -> AsyncIterator[list[bytes]]:
-    """One value per item, as JSON and in order; null for an item that failed."""
+) -> AsyncIterator[bytes]:
+    """One value per item, as JSON and in order; null for an item that failed.
+
+    Of a cursor, one per frame that has claimed rows.
+    """
+    loop = await manifest.activations(gateway.pool, execution_id, loop_id)
+    read = partial(loop_result.of_loop, gateway.pool, execution_id, loop.loop_ids)
+    stop = await loop_result.last_index(gateway.pool, execution_id, loop.loop_ids) + 1
     index = 0
-    while page := await event_read.loop_page(
-        gateway.pool, execution_id, loop_id, after_index=index - 1, limit=LOOP_PAGE_SIZE
-    ):
-        values: list[bytes] = []
-        for iteration in page:
-            values += [b"null"] * (iteration.iter_index - index)
-            values.append(await _value(gateway, execution_id, iteration))
-            index = iteration.iter_index + 1
-        yield values
-    total = await manifest.item_count(gateway.pool, execution_id, loop_id)
-    if total is not None and total > index:
-        yield [b"null"] * (total - index)
+    for start in range(0, stop, LOOP_PAGE_SIZE):
+        page = await read(start=start, stop=start + LOOP_PAGE_SIZE)
+        if loop.total is None:
+            page = [item for item in page if item.is_frame or not item.is_done]
+        for first in range(0, len(page), RESOLVED_AT_ONCE):
+            group = page[first : first + RESOLVED_AT_ONCE]
+            for item, value in zip(group, await _values(gateway, execution_id, group), strict=True):
+                if loop.total is not None:
+                    for _ in range(index, item.iter_index):
+                        yield b"null"
+                yield value
+                index = item.iter_index + 1
+    for _ in range(index, loop.total or 0):
+        yield b"null"
 
 
-async def _value(gateway: Gateway, execution_id: ExecutionId, iteration: Iteration) -> bytes:
-    if iteration.media_type is None:
+async def _values(
+    gateway: Gateway, execution_id: ExecutionId, items: Sequence[Ended]
+) -> list[bytes]:
+    references = {n: found for n, item in enumerate(items) if (found := item.elsewhere)}
+    resolved: dict[int, Any] = {}
+    if references:
+        values = await gateway.results.values(gateway.pool, execution_id, list(references.values()))
+        resolved = dict(zip(references, values, strict=True))
+    return [
+        _as_json(resolved[n]) if n in resolved else _at_hand(execution_id, item)
+        for n, item in enumerate(items)
+    ]
+
+
+def _at_hand(execution_id: ExecutionId, item: Ended) -> bytes:
+    row = item.row
+    if row is None or row.inline is None:
         return b"null"
-    if iteration.inline is not None and iteration.media_type == JSON:
-        return iteration.inline
-    reference = Reference(ref_id=RefId(iteration.event_id), type="object_store")
-    document = await gateway.results.get(gateway.pool, execution_id, reference)
-    return b"null" if isinstance(document, bytes) else _encode(value_of(document))
+    if row.media_type == JSON:
+        return row.inline
+    return _as_json(value_of(document_in(execution_id, row, row.inline)))
 
 
-async def _as_list(pages: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
-    opening = b"["
-    async for values in pages:
-        yield opening + b",".join(values)
-        opening = b","
-    yield b"[]" if opening == b"[" else b"]"
+def _as_json(value: Any) -> bytes:
+    """Within a list there is no place for bytes that are no JSON."""
+    return b"null" if isinstance(value, bytes) else _encode(value)
+
+
+async def _values_of_pages(
+    gateway: Gateway, execution_id: ExecutionId, sequence: EventId, rule: PageRule
+) -> AsyncIterator[bytes]:
+    async for page in gateway.results.each_page(gateway.pool, execution_id, sequence):
+        for item in items_of(rule, page):
+            yield _as_json(item)
+
+
+async def _as_list(values: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Small values go out together, a large one at once."""
+    chunk = bytearray(b"[")
+    separator = b""
+    async for value in values:
+        chunk += separator + value
+        separator = b","
+        if len(chunk) >= CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk + b"]")
 
 
 def _view(step: StepState, value: Any) -> http.StepView:

@@ -1,8 +1,8 @@
 """What the pages of a sequence come to together, by the rule of `retry.on_success`. Pure.
 
-    append    the items found at `merge_path` of every page, as one list
-    collect   the list of the pages
-    replace   the last page
+append    the items found at `merge_path` of every page, as one list
+collect   the list of the pages
+replace   the last page
 """
 
 from collections.abc import Iterable

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noetl_core.domain.ids import ExecutionId, LoopId, RefId
+from noetl_core.domain.ids import ExecutionId, RefId
 from noetl_core.store.postgres import Connection, Pool
 
 
@@ -33,24 +33,19 @@ async def find(
     return {RefId(row[0]): StoredRow(*row[1:]) for row in rows}
 
 
-class LoopResult(NamedTuple):
-    iter_index: int
-    row: StoredRow | None
-    """None for an iteration that returned nothing."""
+ResultKey = tuple[ExecutionId, RefId]
 
-
-_OF_LOOP = """
-SELECT e.iter_index, r.store_tier, r.physical_uri, r.media_type, r.bytes, r.sha256, r.inline
-FROM noetl.event e
-LEFT JOIN noetl.result_ref r ON r.execution_id = e.execution_id AND r.ref_id = e.event_id
-WHERE e.execution_id = $1 AND e.loop_id = $2 AND e.event_type = 'call.done'
-ORDER BY e.iter_index
+_FIND_EACH = """
+SELECT r.execution_id, r.ref_id, r.store_tier, r.physical_uri, r.media_type, r.bytes, r.sha256,
+       r.inline
+FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, ref_id)
+JOIN noetl.result_ref r USING (execution_id, ref_id)
 """
 
 
-async def of_loop(
-    conn: Connection | Pool, execution_id: ExecutionId, loop_id: LoopId
-) -> list[LoopResult]:
-    """What the successful iterations returned, in order; failed ones are left out."""
-    rows = await conn.fetch(_OF_LOOP, execution_id, loop_id)
-    return [LoopResult(row[0], None if row[1] is None else StoredRow(*row[1:])) for row in rows]
+async def find_each(
+    conn: Connection | Pool, keys: Sequence[ResultKey]
+) -> dict[ResultKey, StoredRow]:
+    """The rows that are there, of any executions."""
+    rows = await conn.fetch(_FIND_EACH, [key[0] for key in keys], [key[1] for key in keys])
+    return {(ExecutionId(row[0]), RefId(row[1])): StoredRow(*row[2:]) for row in rows}
