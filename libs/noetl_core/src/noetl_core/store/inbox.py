@@ -24,6 +24,19 @@ async def put(conn: Connection | Pool, shard_id: ShardId, body: bytes) -> None:
     await conn.execute(_PUT, shard_id, body)
 
 
+# Of the message that rides on this nobody keeps a copy, so it must outlive a crash of Postgres even
+# where the connection says that commits need not wait for the disk.
+_PUT_DURABLY = """
+WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true) AS setting)
+INSERT INTO noetl.inbox (shard_id, body) SELECT $1, $2 FROM durable WHERE setting = 'on'
+"""
+
+
+async def put_durably(conn: Connection | Pool, shard_id: ShardId, body: bytes) -> None:
+    """When this returns, the message is on disk."""
+    await conn.execute(_PUT_DURABLY, shard_id, body)
+
+
 # The shard is worked out where the shard count is, so a promise never goes by a stale one.
 _PROMISE = """
 INSERT INTO noetl.inbox (shard_id, execution_id, body)
