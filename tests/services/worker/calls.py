@@ -13,6 +13,7 @@ from noetl_worker.tools.tool import (
     Tool,
     ToolCall,
     ToolFailedError,
+    ToolParked,
     ToolResult,
 )
 
@@ -57,9 +58,18 @@ def call_of(
 async def run(tool: Tool, **fields: Any) -> ToolResult:
     """With a refusal as the result it becomes in a pipeline."""
     try:
-        return await tool.run(call_of(**fields))
+        result = await tool.run(call_of(**fields))
     except ToolFailedError as refused:
         return ToolResult(error=refused.error)
+    assert not isinstance(result, ToolParked), result
+    return result
+
+
+async def parked(tool: Tool, **fields: Any) -> ToolParked:
+    """What a tool that must wait waits for."""
+    result = await tool.run(call_of(**fields))
+    assert isinstance(result, ToolParked), result
+    return result
 
 
 async def data(tool: Tool, **fields: Any) -> Any:

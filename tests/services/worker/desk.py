@@ -18,7 +18,7 @@ from noetl_core.domain.result_view import value_of
 from noetl_core.process.service import Service, serving
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Claimed, Done, Failed, Message, decode_messages
+from noetl_core.wire.messages import Claimed, Done, Failed, Message, Parked, decode_messages
 from noetl_worker.config import WorkerConfig
 from noetl_worker.main import start
 
@@ -128,6 +128,10 @@ class Ear:
         return [m for m in self.messages if isinstance(m, Done | Failed)]
 
     @property
+    def parked(self) -> list[Parked]:
+        return [m for m in self.messages if isinstance(m, Parked)]
+
+    @property
     def claims(self) -> list[Claimed]:
         return [m for m in self.messages if isinstance(m, Claimed)]
 
@@ -140,7 +144,7 @@ class Ear:
         self.batches.append(batch)
         if self.confirms:
             for each in batch:
-                if isinstance(each, Done | Failed):
+                if isinstance(each, Done | Failed | Parked):
                     await remove(self._pool, (each.execution_id, each.command_id))
 
     async def drain_inbox(self) -> None:

@@ -4,6 +4,9 @@ Everything that is ready goes out at once; what becomes ready meanwhile goes out
 completion does not wait. A claim that stands alone waits up to CLAIM_WAIT_SECONDS, because a quick
 command's completion can then ride in the same message.
 
+The end of a command that has sent chunks ahead takes their road, noetl.inbox, and so arrives after
+them; by NATS it would overtake them and be refused until it is repeated.
+
 NATS away: the same body goes into noetl.inbox. Both away: nothing is lost, because a finished
 command is held until its row is gone, and the heartbeat publishes it again.
 """
@@ -20,7 +23,7 @@ from noetl_core.domain.ids import ShardId, WorkerId
 from noetl_core.store import inbox
 from noetl_core.store.command import CommandKey, Leased
 from noetl_core.store.postgres import Pool, is_postgres_away
-from noetl_core.wire.messages import BODY_BYTES_MAX, Claimed, Done, Failed
+from noetl_core.wire.messages import BODY_BYTES_MAX, Claimed, Done, Failed, Parked
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_worker.held import Finished, Held, HeldCommand
 from noetl_worker.metrics import TALLY
@@ -40,6 +43,7 @@ class _Note(NamedTuple):
     body: msgspec.Raw
     size: int
     ends: CommandKey | None
+    follows_chunks: bool = False
 
 
 class Outbox:
@@ -65,11 +69,12 @@ class Outbox:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CLAIM_WAIT_SECONDS, self._send)
 
-    def finish(self, leased: Leased, message: Done | Failed) -> None:
+    def finish(self, leased: Leased, message: Done | Failed | Parked) -> None:
         body = _encode(message)
-        finished = Finished(leased.shard_id, msgspec.Raw(body), len(body))
+        follows_chunks = isinstance(message, Done) and message.chunks > 0
+        finished = Finished(leased.shard_id, msgspec.Raw(body), len(body), follows_chunks)
         self._held.finish(leased.key, finished)
-        self._add(leased.shard_id, _Note(finished.body, finished.size, leased.key))
+        self._add(leased.shard_id, _note(finished, leased.key))
         _count(message)
         self._send_soon()
 
@@ -77,9 +82,13 @@ class Outbox:
         """Publish again what was published and not recorded."""
         for command in commands:
             if command.finished is not None:
-                shard, body, size = command.finished
-                self._add(shard, _Note(body, size, command.leased.key))
+                self._add(command.finished.shard_id, _note(command.finished, command.leased.key))
         self._send_soon()
+
+    async def send_chunk(self, shard: ShardId, body: bytes) -> None:
+        """By the inbox, and safe when this returns: nobody holds a chunk to say it again."""
+        await inbox.put_durably(self._pool, shard, body)
+        await self._bus.wake(inbox_wake(shard))
 
     async def flush(self) -> None:
         """Send everything and wait until it is out."""
@@ -122,7 +131,8 @@ class Outbox:
 
     async def _send_one(self, shard: ShardId, batch: list[_Note]) -> None:
         body = _encode([note.body for note in batch])
-        if len(body) > BODY_BYTES_MAX or not await self._bus.publish(event_batch(shard), body):
+        by_inbox = len(body) > BODY_BYTES_MAX or any(note.follows_chunks for note in batch)
+        if by_inbox or not await self._bus.publish(event_batch(shard), body):
             await self._put_into_inbox(shard, body)
         else:
             TALLY.nats_batches += 1
@@ -140,7 +150,14 @@ class Outbox:
         await self._bus.wake(inbox_wake(shard))
 
 
-def _count(message: Done | Failed) -> None:
+def _note(finished: Finished, ends: CommandKey) -> _Note:
+    return _Note(finished.body, finished.size, ends, finished.follows_chunks)
+
+
+def _count(message: Done | Failed | Parked) -> None:
+    if isinstance(message, Parked):
+        TALLY.parked += 1
+        return
     TALLY.busy_ms += message.duration_ms
     if isinstance(message, Done):
         TALLY.done += 1

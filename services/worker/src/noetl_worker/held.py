@@ -8,6 +8,9 @@ acknowledges before it writes to disk.
                        │                          └─> row still there: publish again
                        └─> row gone: stop it
 
+A command that is parked is finished here like any other: the broker removes its row when it records
+what the command waits for, and until then we say it again. Nobody waits in this process.
+
 The heartbeat's thread reads the keys; everything else happens on the loop of the worker.
 """
 
@@ -36,11 +39,13 @@ UNCONFIRMED_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Finished(NamedTuple):
-    """The encoded message that says how a command ended."""
+    """The encoded message that says how a command ended, or that it is parked."""
 
     shard_id: ShardId
     body: msgspec.Raw
     size: int
+    follows_chunks: bool = False
+    """It must not arrive before the chunks that were sent ahead."""
 
 
 class HeldCommand:

@@ -16,6 +16,7 @@ from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_worker.children.pool import ChildPool
+from noetl_worker.chunks import Send
 from noetl_worker.config import WorkerConfig, check_config
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
@@ -25,16 +26,20 @@ from noetl_worker.lease import Leaser
 from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
 from noetl_worker.plan import Plans
+from noetl_worker.sink import Sinks
+from noetl_worker.tools.approval import ApprovalTool
 from noetl_worker.tools.duckdb import DuckdbTool
 from noetl_worker.tools.duckdb_session import Settings
 from noetl_worker.tools.fail import FailTool
 from noetl_worker.tools.http import HttpTool
 from noetl_worker.tools.noop import NoopTool
+from noetl_worker.tools.playbook import PlaybookTool
 from noetl_worker.tools.postgres import PostgresTool
 from noetl_worker.tools.python import PythonTool
 from noetl_worker.tools.registry import Registry, closing, with_plugins
 from noetl_worker.tools.shell import ShellTool
 from noetl_worker.tools.tool import Tool
+from noetl_worker.tools.wait import WaitTool
 from noetl_worker.work import Work
 
 POOL_SIZE_MAX = 4
@@ -61,12 +66,16 @@ async def start(service: Service[WorkerConfig]) -> None:
         memory_mb=config.python_memory_mb,
         cpu_seconds=config.python_cpu_seconds,
     )
-    tools = await service.open(closing(with_plugins(_built_in(config, children))))
+    plans = Plans(pool)
+    waiting: list[Tool] = [PlaybookTool(pool, plans), WaitTool(), ApprovalTool()]
+    built_in = [*_built_in(config, children), *waiting]
+    tools = await service.open(closing(with_plugins(built_in)))
     held = Held()
+    outbox = Outbox(bus, pool, held, worker_id)
     work = Work(
         held,
-        Outbox(bus, pool, held, worker_id),
-        _performer(config, pool, worker_id, tools),
+        outbox,
+        _performer(config, pool, worker_id, tools, plans, outbox.send_chunk),
         slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
     )
@@ -129,17 +138,26 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
     ]
 
 
-def _performer(config: WorkerConfig, pool: Pool, worker_id: WorkerId, tools: Registry) -> Performer:
+def _performer(
+    config: WorkerConfig,
+    pool: Pool,
+    worker_id: WorkerId,
+    tools: Registry,
+    plans: Plans,
+    send_chunk: Send,
+) -> Performer:
     keyring = load_keyring(config.encryption_key) if config.encryption_key else None
     return Performer(
         pool,
         worker_id=worker_id,
-        plans=Plans(pool),
+        plans=plans,
         results=ResultStore(
             store_dir=config.store_dir, cache_bytes=config.result_cache_mb * 1024 * 1024
         ),
         tools=tools,
         credentials=Credentials(pool, keyring),
+        sink=Sinks(tools),
+        send_chunk=send_chunk,
     )
 
 

@@ -22,6 +22,7 @@ class Tally:
         self.leased = 0
         self.done = 0
         self.failed = 0
+        self.parked = 0
         self.busy_ms = 0.0
         self.nats_batches = 0
         self.inbox_batches = 0
@@ -40,6 +41,7 @@ def _reading(value: Callable[[], float]) -> Callable[[CallbackOptions], Iterable
 def _outcomes(_: CallbackOptions) -> Iterable[Observation]:
     yield Observation(TALLY.done, {"outcome": "ok"})
     yield Observation(TALLY.failed, {"outcome": "error"})
+    yield Observation(TALLY.parked, {"outcome": "parked"})
 
 
 _meter.create_observable_counter(

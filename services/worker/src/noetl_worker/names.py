@@ -5,6 +5,7 @@ stops, says what it needs, and is done again with that at hand. Rendering has no
 it twice is doing it once.
 """
 
+import copy
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,11 +15,12 @@ from noetl_core.domain.brief import Brief
 from noetl_core.domain.ctx import as_recorded, compose, merge_ctx
 from noetl_core.domain.envelope import Envelope, Reference
 from noetl_core.domain.errors import NoetlError, ReferenceNeeded, ToolError
-from noetl_core.domain.ids import CommandId, ExecutionId, LoopId, RefId
+from noetl_core.domain.ids import CommandId, ExecutionId
+from noetl_core.domain.merge import deep_merge
 from noetl_core.domain.result_view import error_view, plain, view_of
 from noetl_core.domain.scope import EMPTY, Scope, StepViews, iterator_names, workload_of
 from noetl_core.domain.template import is_true, render
-from noetl_worker.plan import Rendering, StepPlan
+from noetl_worker.plan import Rendering, StepPlan, TaskPlan
 from noetl_worker.tools.tool import Credential, idempotency_key
 
 _OK = Envelope(status="ok")
@@ -50,11 +52,12 @@ class Names:
         self._brief = brief
         self._load = load
         self._open = open_credential
-        self._documents: dict[RefId, Any] = {}
+        self._documents: dict[Reference, Any] = {}
         self._keychain = Keychain()
         self._ctx = brief.ctx
         self._local: dict[str, Any] = {}
         self._results: dict[str, Any] = {}
+        self._execution_id = execution_id
         self._roots: dict[str, Any] = {
             "execution_id": str(execution_id),
             "idempotency_key": idempotency_key(execution_id, command_id),
@@ -66,10 +69,43 @@ class Names:
         self._iterator = _iterator(plan, brief, element)
         self.element: dict[str, Any] = {}
         """The element of the loop under its name."""
-        if self._iterator and plan.step.loop is not None:
+        if plan.step.loop is not None and plan.step.loop.iterator in self._iterator:
             self.element = {plan.step.loop.iterator: element}
         self.ctx_patch: dict[str, Any] = {}
         """What was set in ctx, by dotted path below it."""
+
+    def of_rows(self, element: Any, *, index: int, total: int, command_id: CommandId) -> "Names":
+        """The names of one run of the pipeline over rows that a cursor loop has claimed.
+
+        What was loaded is shared with it, and so are the secrets; what it sets is its own.
+        """
+        loop = self._plan.step.loop
+        assert loop is not None, self._plan.step.step
+        names = copy.copy(self)
+        names._ctx = dict(self._ctx)
+        names.ctx_patch = {}
+        names._local, names._results = {}, {}
+        names._roots = {
+            **self._roots,
+            "idempotency_key": idempotency_key(self._execution_id, command_id),
+            "results": names._results,
+        }
+        names._iterator = {
+            **iterator_names(loop.iterator, element, index=index, total=total),
+            **_parent(self._brief),
+        }
+        names.element = {loop.iterator: element}
+        return names
+
+    def absorb(self, patch: dict[str, Any]) -> None:
+        """What rows have set in ctx, in their order."""
+        merge_ctx(self._ctx, patch)
+        self.ctx_patch = compose(self.ctx_patch, patch)
+
+    @property
+    def iterator(self) -> Mapping[str, Any]:
+        """`iter.*` as it is now; empty outside a loop."""
+        return self._iterator
 
     @property
     def secrets(self) -> set[str]:
@@ -80,6 +116,53 @@ class Names:
         opened = await self._open(name)
         self._keychain.add(opened)
         return opened
+
+    async def step_input(self) -> Mapping[str, Any]:
+        """`input.*` of the step: its own, and what the arc has brought goes over it."""
+        return await self._input(self._plan.input)
+
+    async def claim_input(self) -> Mapping[str, Any]:
+        """Before a cursor loop has claimed anything: what does not read the rows."""
+        return await self._input(self._plan.claim_input)
+
+    async def _input(self, piece: Rendering) -> Mapping[str, Any]:
+        brought = self._brief.input
+        if not brought:
+            return await self.rendered(piece)
+        # What the arc has brought may be all there is: the step's own is then not even rendered.
+        own = {name: value for name, value in piece.value.items() if name not in brought}
+        return {**await self.rendered(piece._replace(value=own)), **brought}
+
+    async def task_input(self, task: TaskPlan, step_input: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a task is given: the step's input, its own over it, and the next page's over all."""
+        own = await self.rendered(task.input, step_input)
+        paged = self._call_of(task).get("input")
+        if not own and not paged:
+            return step_input
+        return deep_merge({**step_input, **own}, paged) if paged else {**step_input, **own}
+
+    async def task_config(self, task: TaskPlan, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of a task's tool, with the call of the next page over them."""
+        config: Mapping[str, Any] = await self.rendered(task.config, given, with_keychain=True)
+        if task.raw:
+            config = {**config, **task.raw}
+        paged = {name: value for name, value in self._call_of(task).items() if name != "input"}
+        return deep_merge(config, paged) if paged else config
+
+    def _call_of(self, task: TaskPlan) -> Mapping[str, Any]:
+        """What goes over the call of this task; in a pipeline it stands under the task's label."""
+        call = self._brief.call
+        if not call or len(self._plan.tasks) == 1:
+            return call
+        of_task = call.get(task.task.label)
+        return of_task if isinstance(of_task, Mapping) else EMPTY
+
+    def begin_claim(self) -> None:
+        """What the claim of a cursor loop is told."""
+        assert self._plan.step.loop is not None, self._plan.step.step
+        frame = self._plan.step.loop.spec.frame
+        self._roots["__frame_max_rows"] = frame.max_rows
+        self._roots["__frame_lease_seconds"] = frame.lease_seconds
 
     async def rendered(
         self, piece: Rendering, given: Mapping[str, Any] = EMPTY, *, with_keychain: bool = False
@@ -149,11 +232,9 @@ class Names:
         reference = envelope.reference
         if reference is None:
             return None
-        if reference.ref_id in self._documents:
-            return self._documents[reference.ref_id]
-        if reference.type == "eventlog":
-            raise ReferenceNeeded(loop_id=LoopId(reference.ref_id))
-        raise ReferenceNeeded(ref_id=reference.ref_id)
+        if reference not in self._documents:
+            raise ReferenceNeeded(reference)
+        return self._documents[reference]
 
     async def _with_all_it_needs(self, attempt: Callable[[], Any]) -> Any:
         # Every round loads something that was missing, and there is only so much to load.
@@ -161,15 +242,13 @@ class Names:
             try:
                 return attempt()
             except ReferenceNeeded as needed:
-                await self._load_reference(needed)
+                await self._load_what_is(needed)
             except CredentialNeeded as needed:
                 await self.credential(needed.name)
 
-    async def _load_reference(self, needed: ReferenceNeeded) -> None:
-        ref_id = needed.ref_id if needed.ref_id is not None else RefId(needed.loop_id or 0)
-        kind = "db" if needed.loop_id is None else "eventlog"
-        reference = Reference(ref_id=ref_id, type=kind)  # type: ignore[arg-type]
-        self._documents[ref_id] = await self._load(reference)
+    async def _load_what_is(self, needed: ReferenceNeeded) -> None:
+        assert needed.reference is not None, needed
+        self._documents[needed.reference] = await self._load(needed.reference)
 
 
 class Keychain(Mapping[str, Any]):
@@ -204,10 +283,18 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _iterator(plan: StepPlan, brief: Brief, element: Any) -> dict[str, Any]:
-    if brief.element is None or plan.step.loop is None:
-        return {}
-    where = brief.element
-    return iterator_names(plan.step.loop.iterator, element, index=where.index, total=where.total)
+    loop, where = plan.step.loop, brief.element
+    if loop is None or where is None:
+        return _parent(brief)
+    if loop.cursor is not None:
+        return {"index": where.index, **_parent(brief)}  # of the frame: there are no rows yet
+    names = iterator_names(loop.iterator, element, index=where.index, total=where.total)
+    return {**names, **_parent(brief)}
+
+
+def _parent(brief: Brief) -> dict[str, Any]:
+    """The iteration in which another playbook has called this one."""
+    return {"parent": brief.iter_parent} if brief.iter_parent else {}
 
 
 def _now() -> str:

@@ -4,6 +4,9 @@ task ─> rules ─┬─ continue ─> next task
   ^            ├─ retry ───── the same task, after a delay
   └────────────┼─ jump ────── any task
                └─ break, fail ─> the end
+
+A task that waits for something elsewhere is the only one of its step; its command is parked, and no
+rule is asked.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from noetl_core.domain.result_view import StepDocument
 from noetl_core.domain.route import template_failure
 from noetl_worker.names import Names
 from noetl_worker.plan import Rendering, StepPlan, TaskPlan
-from noetl_worker.tools.tool import ToolFailedError, ToolResult
+from noetl_worker.tools.tool import ToolFailedError, ToolParked, ToolResult
 
 JUMPS_MAX = 10_000
 DELAY_SECONDS_MAX = 300.0
@@ -42,6 +45,19 @@ class Ended(NamedTuple):
     """Of a pipeline of several tasks, the one that gave `data`."""
     earlier: Mapping[str, Any] = {}
     meta: Mapping[str, Any] = {}
+    parked: ToolParked | None = None
+    """What the command waits for: it has not ended at all."""
+    frame_rows: int | None = None
+    """Of a cursor loop: how many rows were claimed."""
+
+    @property
+    def document(self) -> Any:
+        """The result as it is stored: its bare value where there is nothing else to say."""
+        if not self.task and not self.meta:
+            return self.data
+        return StepDocument(
+            data=self.data, task=self.task, earlier=dict(self.earlier), meta=dict(self.meta)
+        )
 
 
 class Runner(Protocol):
@@ -49,7 +65,7 @@ class Runner(Protocol):
 
     async def __call__(
         self, task: TaskPlan, config: Mapping[str, Any], given: Mapping[str, Any], attempt: int
-    ) -> ToolResult: ...
+    ) -> ToolResult | ToolParked: ...
 
 
 class _Attempt(NamedTuple):
@@ -72,7 +88,7 @@ class Pipeline:
 
     async def run(self) -> Ended:
         try:
-            step_input = await self._names.rendered(self._plan.input)
+            step_input = await self._names.step_input()
             while self._index < len(self._plan.tasks):
                 ended = await self._advance(self._plan.tasks[self._index], step_input)
                 if ended is not None:
@@ -90,6 +106,8 @@ class Pipeline:
         number = 1
         while True:
             result = await self._attempt(task, step_input, number)
+            if isinstance(result, ToolParked):
+                return Ended(parked=result)
             action = await self._judge(task, step_input, result, number)
             if action.do != "retry" or number >= action.attempts:
                 break
@@ -102,14 +120,15 @@ class Pipeline:
 
     async def _attempt(
         self, task: TaskPlan, step_input: Mapping[str, Any], number: int
-    ) -> ToolResult:
+    ) -> ToolResult | ToolParked:
         self._names.begin(task.task.label, number)
         started = time.perf_counter()
         try:
-            own = await self._names.rendered(task.input, step_input)
-            given = {**step_input, **own} if own else step_input
-            config = await self._names.rendered(task.config, given, with_keychain=True)
+            given = await self._names.task_input(task, step_input)
+            config = await self._names.task_config(task, given)
             result = await self._run_tool(task, config, given, number)
+            if isinstance(result, ToolParked):
+                return result
         except TemplateError as error:
             result = ToolResult(error=template_failure(error))
         except ReferenceNotAvailableError as error:

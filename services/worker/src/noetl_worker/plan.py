@@ -4,11 +4,18 @@ import asyncio
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from noetl_core.domain.analysis import pushed_paths, task_field, templates_in
-from noetl_core.domain.errors import NotFoundError
+from noetl_core.domain.analysis import (
+    cursor_config,
+    pushed_paths,
+    sink_config,
+    task_field,
+    templates_in,
+)
+from noetl_core.domain.errors import NotFoundError, TemplateError
 from noetl_core.domain.ids import CatalogId, StepName
 from noetl_core.domain.parse import parse_playbook
 from noetl_core.domain.playbook import Playbook, Step, Task
+from noetl_core.domain.template import compile_template
 from noetl_core.domain.tools import is_raw
 from noetl_core.store import catalog
 from noetl_core.store.postgres import Pool
@@ -41,6 +48,15 @@ class StepPlan(NamedTuple):
     tasks: tuple[TaskPlan, ...]
     pushed: tuple[str, ...]
     """Paths of the result that the broker routes on, the shortest first."""
+    sink: Rendering | None = None
+    cursor: Rendering | None = None
+    claim_input: Rendering = Rendering({}, is_templated=False, field="input")
+    """The step's input as far as it does not read the rows that a cursor has yet to claim."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anybody listens to the chunks of its result. A frame of rows has none."""
+        return self.cursor is None and any(arc.on == "call.partial" for arc in self.step.next.arcs)
 
 
 class Plans:
@@ -53,14 +69,18 @@ class Plans:
 
     async def find(self, catalog_id: CatalogId, step: StepName) -> StepPlan:
         """Raises NotFoundError."""
-        steps = self._playbooks.get(catalog_id)
-        if steps is None:
-            steps = await self._load_once(catalog_id)
-        else:
-            self._playbooks.move_to_end(catalog_id)
+        steps = await self.steps_of(catalog_id)
         if step not in steps:
             raise NotFoundError(f"playbook {catalog_id} has no step {step!r}")
         return steps[step]
+
+    async def steps_of(self, catalog_id: CatalogId) -> dict[StepName, StepPlan]:
+        """Raises NotFoundError."""
+        steps = self._playbooks.get(catalog_id)
+        if steps is None:
+            return await self._load_once(catalog_id)
+        self._playbooks.move_to_end(catalog_id)
+        return steps
 
     async def _load_once(self, catalog_id: CatalogId) -> dict[StepName, StepPlan]:
         """The first commands of a playbook arrive together: one of them loads it for all."""
@@ -84,13 +104,35 @@ class Plans:
 
 
 def plan_of(playbook: Playbook, step: Step) -> StepPlan:
+    cursor = None if step.loop is None else step.loop.cursor
     return StepPlan(
         playbook=playbook,
         step=step,
         input=_rendering(step.input, "input"),
         tasks=tuple(_plan_of_task(step, task) for task in step.tool),
         pushed=tuple(sorted(pushed_paths(playbook, step.step), key=len)),
+        sink=None if step.sink is None else _rendering(sink_config(step.sink), "sink"),
+        cursor=None if cursor is None else _rendering(cursor_config(cursor), "loop.cursor"),
+        claim_input=_rendering(_before_the_rows(step), "input"),
     )
+
+
+def _before_the_rows(step: Step) -> dict[str, Any]:
+    if step.loop is None or step.loop.cursor is None:
+        return {}
+    rows = {"iter", step.loop.iterator}
+    return {name: value for name, value in step.input.items() if not rows & _roots(value)}
+
+
+def _roots(value: Any) -> set[str]:
+    """The names that the templates in a value begin with."""
+    roots: set[str] = set()
+    for _, text in templates_in(value):
+        try:
+            roots |= compile_template(text).roots
+        except TemplateError:
+            continue  # it says so itself when it is rendered
+    return roots
 
 
 def _plan_of_task(step: Step, task: Task) -> TaskPlan:

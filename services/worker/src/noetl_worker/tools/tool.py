@@ -3,6 +3,9 @@
 A tool never raises for what may happen: it returns the error, with a kind that rules and guards can
 look at. It is cancelled at its timeout and when its execution is cancelled, and then stops what it
 has started.
+
+What waits for something elsewhere (a child execution, a moment, a person) holds no worker: such a
+tool says what it waits for, `ToolParked`, and the command goes on without us.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import ToolError
-from noetl_core.domain.ids import CommandId, ExecutionId
+from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, StepName
 
 
 class Credential(NamedTuple):
@@ -48,6 +51,15 @@ class ToolCall(NamedTuple):
     credential: Callable[[str], Awaitable[Credential]]
     """Opens a credential by name; raises ToolFailedError."""
     results: Results
+    emit: Callable[[Any], Awaitable[None]] | None = None
+    """Sends a chunk of the result ahead: any document. None where nobody listens to chunks.
+
+    Every call emits all its chunks in the same order, also those that were sent already: they are
+    counted and dropped, so for them the document may be None. When it returns the chunk is safe.
+    Raises ToolFailedError.
+    """
+    chunks_done: int = 0
+    """How many chunks of this call were sent already, by it or by an earlier attempt."""
 
     @property
     def idempotency_key(self) -> str:
@@ -67,11 +79,28 @@ class ToolResult(NamedTuple):
     """What is worth keeping beside the data, such as captured output."""
 
 
+class ToolParked(NamedTuple):
+    """What a command waits for; only for kinds in PARKED_KINDS.
+
+    `playbook`: the child to start and its payload. `wait`, `approval`: the signal that ends it, and
+    what a person is to be told. `until_ms`: when the waiting ends by itself, by the wall clock.
+    """
+
+    catalog_id: CatalogId | None = None
+    path: str = ""
+    version: int = 0
+    payload: Mapping[str, Any] | None = None
+    return_step: StepName | None = None
+    signal: str = ""
+    until_ms: int | None = None
+    details: Mapping[str, Any] = {}
+
+
 class Tool(Protocol):
     @property
     def kind(self) -> str: ...
 
-    async def run(self, call: ToolCall) -> ToolResult: ...
+    async def run(self, call: ToolCall) -> ToolResult | ToolParked: ...
 
     async def close(self) -> None: ...
 
