@@ -246,24 +246,25 @@ async def test_an_execution_that_is_parked_leaves_no_timer(desk: Desk, pool: Poo
     assert await desk.lease() == []
 
 
-def page(leased: Leased, number: int, *, more: bool) -> Done:
+def page(leased: Leased, number: int, *, more: bool, is_pushed: bool = True) -> Done:
     value = {"rows": [number * 10, number * 10 + 1], "page": number, "more": more}
     return Done(
         execution_id=leased.execution_id,
         command_id=leased.command_id,
         worker_id=WORKER,
         stored=stored_json(value),
-        context={"more": more, "page": number},
+        context={"more": more, "page": number} if is_pushed else {},
     )
 
 
+@pytest.mark.parametrize("is_pushed", [True, False])
 async def test_the_pages_of_a_call_are_collected_in_the_turn_that_ends_them(
-    desk: Desk, pool: Pool
+    desk: Desk, pool: Pool, *, is_pushed: bool
 ) -> None:
     execution_id = await desk.start(HEAD + PAGES)
-    await desk.send(page(await one(desk), 1, more=True))
-    await desk.send(page(await one(desk), 2, more=True))
-    await desk.send(page(await one(desk), 3, more=False))
+    await desk.send(page(await one(desk), 1, more=True, is_pushed=is_pushed))
+    await desk.send(page(await one(desk), 2, more=True, is_pushed=is_pushed))
+    await desk.send(page(await one(desk), 3, more=False, is_pushed=is_pushed))
 
     assert len(await desk.lease()) == 6
     (row,) = await pool.fetch("SELECT * FROM noetl.manifest WHERE kind = 'pages'")

@@ -197,8 +197,9 @@ class Broker:
         if isinstance(message, Due):
             turn.fence(shard)
             turn.batch.timers_fired.append(FiredRow(message.execution_id, message.timer))
-        if isinstance(message, Retry) and message.execution_id in turn.batch.ended_executions:
-            # The commit removes the commands of an execution that ends in it, the new ones too.
+        if isinstance(message, Retry) and message.execution_id in turn.touched:
+            # It looks at what is recorded, and the commit removes every command of an execution
+            # that ends in it: both only hold when the turn is over.
             self._put_off(turn, shard, message)
             return
         event_id = EventId(self._mint())

@@ -6,7 +6,7 @@ import msgspec
 
 from noetl_broker.states import Live
 from noetl_broker.turn import Turn
-from noetl_core.blob.result_store import ResultStore
+from noetl_core.blob.result_store import Resolved, ResultStore
 from noetl_core.domain.envelope import Envelope, Reference
 from noetl_core.domain.errors import ReferenceNeeded
 from noetl_core.domain.ids import EventId, LoopId, RefId
@@ -14,6 +14,7 @@ from noetl_core.store.event import EventRow
 from noetl_core.wire.messages import Stored
 
 _ENDS_ITERATION = frozenset({"call.done", "loop.shard.done", "retry.completed"})
+_FAILS_ITERATION = frozenset({"call.error", "loop.shard.failed", "command.expired"})
 
 
 class Reader:
@@ -44,35 +45,48 @@ class Reader:
                 if reference.execution_id is not None
                 else await self._loop_results(turn, live, loop_id)
             )
+        elif reference.type == "pages":
+            known.pages[reference.ref_id] = await self._document(turn, live, reference)
         else:
             known.results[reference.ref_id] = await self._document(turn, live, reference)
 
     async def _loop_results(self, turn: Turn, live: Live, loop_id: LoopId) -> list[Any]:
         """The last iterations of a loop are recorded in the turn that ends it."""
         execution_id = live.state.execution_id
-        rows = [
-            row
-            for row in turn.batch.events
-            if row.execution_id == execution_id and row.loop_id == loop_id
-        ]
-        found = await self._results.results_of_loop(
-            turn.conn, execution_id, loop_id, fresh=_fresh_iterations(live, rows)
+        own = [m for m in turn.batch.manifests if m.manifest_id == loop_id]
+        base = msgspec.json.decode(own[0].meta)["base"] if own and own[0].meta else None
+        return await self._results.results_of_loop(
+            turn.conn,
+            execution_id,
+            loop_id,
+            fresh=await self._fresh_iterations(turn, live, loop_id),
+            base=None if base is None else LoopId(int(base)),
         )
-        for row in rows:
-            reference = _far_reference(row)
-            if reference is not None and row.iter_index is not None:
-                value = await self._document(turn, live, reference)
-                found += [None] * (row.iter_index + 1 - len(found))
-                found[row.iter_index] = value
-        return found
+
+    async def _fresh_iterations(
+        self, turn: Turn, live: Live, loop_id: LoopId
+    ) -> dict[int, Stored | Resolved]:
+        fresh: dict[int, Stored | Resolved] = {}
+        for row in turn.batch.events:
+            is_of_loop = row.loop_id == loop_id and row.execution_id == live.state.execution_id
+            if not is_of_loop or row.iter_index is None or _goes_on(row):
+                continue
+            if row.event_type in _FAILS_ITERATION:
+                fresh[row.iter_index] = Resolved(None)
+            elif row.event_type in _ENDS_ITERATION and row.result is not None:
+                reference = msgspec.json.decode(row.result, type=Envelope).reference
+                if reference is not None:
+                    document = await self._document(turn, live, reference)
+                    fresh[row.iter_index] = Resolved(document)
+        return fresh
 
     async def _document(self, turn: Turn, live: Live, reference: Reference) -> Any:
         """A result that came with a message of this turn is not in the database yet."""
         execution_id = live.state.execution_id
-        stored = live.fresh.get(reference.ref_id)
         if reference.type == "pages" and reference.execution_id is None:
             return await self._pages(turn, live, EventId(reference.ref_id))
-        if stored is not None:
+        stored = live.fresh.get(reference.ref_id)
+        if stored is not None and reference.type != "pages":
             return await self._results.read_stored(execution_id, stored)
         return await self._results.get(turn.conn, execution_id, reference)
 
@@ -95,21 +109,6 @@ class Reader:
         )
 
 
-def _fresh_iterations(live: Live, rows: list[EventRow]) -> dict[int, Stored]:
-    return {
-        row.iter_index: live.fresh[RefId(EventId(row.event_id))]
-        for row in rows
-        if row.iter_index is not None
-        and row.event_id in live.fresh
-        and row.event_type in {"call.done", "loop.shard.done"}
-    }
-
-
-def _far_reference(row: EventRow) -> Reference | None:
-    """Where an iteration's result is not a payload of its own: pages, or a child's."""
-    if row.result is None or row.event_type not in _ENDS_ITERATION:
-        return None
-    reference = msgspec.json.decode(row.result, type=Envelope).reference
-    if reference is None or (reference.type != "pages" and reference.execution_id is None):
-        return None
-    return reference
+def _goes_on(row: EventRow) -> bool:
+    """Whether another attempt or page of the item follows."""
+    return row.context is not None and "again" in msgspec.json.decode(row.context)

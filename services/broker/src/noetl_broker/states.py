@@ -41,6 +41,7 @@ class Live:
             while len(values) > most:
                 del values[next(iter(values))]  # type: ignore[arg-type]
         self.known.loops.clear()
+        self.known.pages.clear()
         self.known.undone.clear()
         self.fresh.clear()
 

@@ -112,9 +112,7 @@ def playbook_schema() -> Schema:
 def _metadata() -> Schema:
     fields = {
         "name": name("What the playbook is called."),
-        "path": text(
-            "Where the catalog keeps it. By default its name.", maxLength=PATH_LENGTH_MAX
-        ),
+        "path": text("Where the catalog keeps it. By default its name.", maxLength=PATH_LENGTH_MAX),
         "description": text("What it does, for people."),
         "labels": data("Texts by name, for people and searches."),
         "tags": listing("Words, for people and searches."),

@@ -11,6 +11,8 @@ from noetl_core.domain.ids import LoopId, RefId
 
 class Known(msgspec.Struct):
     results: dict[RefId, Any] = {}
+    pages: dict[RefId, Any] = {}
+    """What sequences of pages collected. A sequence has the id of its first page's result."""
     parts: dict[tuple[LoopId, int], list[Any]] = {}
     loops: dict[LoopId, list[Any]] = {}
     """Results of loops, in the order of their items."""
@@ -27,9 +29,10 @@ class Known(msgspec.Struct):
             if loop_id not in self.loops:
                 raise ReferenceNeeded(reference)
             return self.loops[loop_id]
-        if reference.ref_id not in self.results:
+        documents = self.pages if reference.type == "pages" else self.results
+        if reference.ref_id not in documents:
             raise ReferenceNeeded(reference)
-        return self.results[reference.ref_id]
+        return documents[reference.ref_id]
 
     def part(self, loop_id: LoopId, part: int) -> list[Any]:
         if (loop_id, part) not in self.parts:

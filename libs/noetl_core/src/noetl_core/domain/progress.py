@@ -94,10 +94,10 @@ def _parked(state: ExecutionState) -> str | None:
         return None
     more = len(waits) - 1
     rest = f", and {more} more {'command waits' if more == 1 else 'commands wait'}" if more else ""
-    return f"{_wait(*waits[0])}{rest}"
+    return f"{_wait(state, *waits[0])}{rest}"
 
 
-def _wait(command: OpenCommand, parked: Parked) -> str:
+def _wait(state: ExecutionState, command: OpenCommand, parked: Parked) -> str:
     step = f"step `{command.step}`"
     end = "" if parked.until_ms is None else f" until {_moment(parked.until_ms)}"
     match parked:
@@ -105,7 +105,8 @@ def _wait(command: OpenCommand, parked: Parked) -> str:
             return f"{step} waits for the child execution {parked.child}{end}"
         case Parked(kind="approval"):
             by = f" by {' or '.join(parked.approvers)}" if parked.approvers else ""
-            return f"{step} waits for an approval{by} (the signal `{parked.signal}`){end}"
+            how = f"`noetl approve {state.execution_id} {parked.signal}`"
+            return f"{step} waits for an approval{by}{end}; give it with {how}"
         case Parked(signal=""):
             return f"{step} waits{end}"
         case _:
