@@ -108,11 +108,11 @@ NOON_MS = 1_767_268_800_000
         ),
         (
             Parked(kind="approval", signal="hold"),
-            "step `hold` waits for an approval (the signal `hold`)",
+            "step `hold` waits for an approval; give it with `noetl approve 1 hold`",
         ),
         (
             Parked(kind="approval", signal="hold", approvers=("ada", "bob")),
-            "step `hold` waits for an approval by ada or bob (the signal `hold`)",
+            "step `hold` waits for an approval by ada or bob; give it with `noetl approve 1 hold`",
         ),
         (Parked(kind="wait", until_ms=2**62), "step `hold` waits until 9999-12-31T23:59:59Z"),
     ],

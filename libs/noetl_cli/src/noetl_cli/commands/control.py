@@ -29,6 +29,7 @@ Payload = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Goes over the old payload: JSON or YAML.")
 ]
 SignalName = Annotated[str, typer.Argument(metavar="NAME", help="What the step waits for.")]
+WaitingStep = Annotated[str, typer.Argument(metavar="STEP", help="The step that waits.")]
 Data = Annotated[str, typer.Option(metavar="JSON", help="What the step gets as its result.")]
 By = Annotated[str, typer.Option(metavar="NAME", help="Who says so.")]
 
@@ -132,7 +133,7 @@ def signal(
 
 def approve(
     execution_id: ExecutionId,
-    name: SignalName,
+    step: WaitingStep,
     data: Data = "",
     by: By = "",
     wait: Wait = False,
@@ -140,12 +141,13 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Approve what a step waits for an approval of."""
-    _do(_signal(execution_id, name, data, by, approved=True), _TOLD, wait, timeout, as_json)
+    # An approval waits for the signal that has the name of its step.
+    _do(_signal(execution_id, step, data, by, approved=True), _TOLD, wait, timeout, as_json)
 
 
 def deny(
     execution_id: ExecutionId,
-    name: SignalName,
+    step: WaitingStep,
     data: Data = "",
     by: By = "",
     wait: Wait = False,
@@ -153,7 +155,7 @@ def deny(
     as_json: Json = False,
 ) -> None:
     """Deny what a step waits for an approval of: the step fails."""
-    _do(_signal(execution_id, name, data, by, approved=False), _TOLD, wait, timeout, as_json)
+    _do(_signal(execution_id, step, data, by, approved=False), _TOLD, wait, timeout, as_json)
 
 
 _TOLD = "execution {} is told: noetl status {}"
