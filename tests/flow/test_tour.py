@@ -26,7 +26,7 @@ from noetl_core.process.clock import unix_ms
 from noetl_core.store import command, execution_shard, inbox
 from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Claimed, Done, Failed, encode_messages
+from noetl_core.wire.messages import Claimed, Done, Failed, Parked, encode_messages
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
 from noetl_worker.credentials import Credentials
@@ -158,7 +158,7 @@ async def lease(pool: Pool) -> list[Leased]:
     return await command.lease(pool, WORKER, pools=["cpu"], limit=10, lease_seconds=60)
 
 
-def letter(leased: Leased, report: Done | Failed) -> Letter:
+def letter(leased: Leased, report: Done | Failed | Parked) -> Letter:
     claimed = Claimed(
         execution_id=leased.execution_id, command_id=leased.command_id, worker_id=WORKER
     )
