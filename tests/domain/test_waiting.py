@@ -399,10 +399,12 @@ def test_a_fork_begins_where_it_is_told_with_what_was_true_there() -> None:
         entry=StepName("b"),
         ctx={"n": 1},
         steps={StepName("a"): result},
+        input={"row": 2},
     )
     start = Start(execution_id=EXECUTION, catalog_id=CATALOG, path="p", version=1, fork=fork)
     run = Run(playbook(step("a", "b"), step("b")), start)
 
     assert run.open == ["b.1#1"]
+    assert run.entered("b")[0].input == {"row": 2}
     assert run.state.ctx == {"n": 1}
     assert run.state.steps[StepName("a")].result == result

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from noetl_api_gateway.answers import answer
 from noetl_api_gateway.endpoint import Endpoint, Gateway
 from noetl_api_gateway.executions import begin, find, view_of
-from noetl_api_gateway.origin import payload_of, state_before
+from noetl_api_gateway.origin import payload_of, state_at
 from noetl_api_gateway.promises import (
     fingerprint,
     idempotency_key,
@@ -28,7 +28,7 @@ from noetl_api_gateway.requests import (
 )
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ConflictError
-from noetl_core.domain.ids import CatalogId, EventId, ExecutionId, StepName
+from noetl_core.domain.ids import CatalogId, EventId, ExecutionId, StepName, visit_id
 from noetl_core.domain.state import TERMINAL, ExecutionState, ExecutionStatus
 from noetl_core.store import event, execution
 from noetl_core.store.idempotency import Keyed
@@ -126,11 +126,17 @@ async def fork(gateway: Gateway, request: Request) -> Response:
     entries = await event.entries(gateway.pool, execution_id)
     if step not in entries:
         raise _never_entered(execution_id, step, list(entries))
-    state = await state_before(gateway.pool, execution_id, entries[step])
+    state = await state_at(gateway.pool, execution_id, entries[step])
     start = msgspec.structs.replace(
         _same(gateway, view),
         payload=await payload_of(gateway, execution_id, origin, over=asked.payload),
-        fork=Fork(origin=execution_id, entry=step, ctx=state.ctx, steps=_inherited(state)),
+        fork=Fork(
+            origin=execution_id,
+            entry=step,
+            ctx=state.ctx,
+            steps=_inherited(state),
+            input=state.visits[visit_id(step, state.steps[step].visit)].input,
+        ),
     )
     wanted = fingerprint(["fork", execution_id, asked])
     return await begin(gateway, start, key=key, wanted=wanted)

@@ -43,11 +43,11 @@ async def payload_of(
     return stored(deep_merge(before, over), field="payload")
 
 
-async def state_before(pool: Pool, execution_id: ExecutionId, moment: EventId) -> ExecutionState:
-    """What was true of an execution just before an event of it."""
+async def state_at(pool: Pool, execution_id: ExecutionId, moment: EventId) -> ExecutionState:
+    """What was true of an execution just after an event of it."""
     state = ExecutionState(execution_id=execution_id)
     while page := await event.read_between(
-        pool, execution_id, after=state.last_event_id, before=moment, limit=PAGE_SIZE
+        pool, execution_id, after=state.last_event_id, before=EventId(moment + 1), limit=PAGE_SIZE
     ):
         for one in page:
             state = fold(state, one)

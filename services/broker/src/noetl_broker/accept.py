@@ -169,6 +169,7 @@ def _started(state: ExecutionState, message: Start, event_id: EventId) -> Execut
         inherited |= {
             "origin": message.fork.origin,
             "entry": message.fork.entry,
+            "input": as_recorded(message.fork.input),
             "ctx": as_recorded(message.fork.ctx),
             "steps": message.fork.steps,
         }

@@ -226,5 +226,5 @@ def _field_doubt(playbook: Playbook, site: Site, root: str, field: str) -> Probl
 
 
 def _iteration(step: Step) -> set[str]:
-    names = set(iter_keys(step))
+    names = {*iter_keys(step), "parent"}  # a playbook may be called from a loop
     return names | ITERATION_FIELDS | {step.loop.iterator} if step.loop else names

@@ -91,7 +91,7 @@ class Recorded(NamedTuple):
     collection: list[Any] | None
 
 
-def decide(
+def decide(  # noqa: C901, PLR0911 - one case an event
     playbook: Playbook, state: ExecutionState, event: Event, known: Known
 ) -> tuple[Decision, ...]:
     if state.is_terminal:
@@ -117,8 +117,9 @@ def decide(
             return _all(_end_waits(playbook, state, event.event_id, known))
         case StepAborted() as fact:
             return (_fail(playbook, state, fact, fact.error, known),)
-        case ExecutionStarted():
-            return (Decision(_enter(state, state.entry or playbook.entry_step)),)
+        case ExecutionStarted() as fact:
+            entry = fact.entry or playbook.entry_step
+            return (Decision(_enter(state, entry, given=fact.input)),)
         case ExecutionRetried() as fact:
             return _all(_enter_each(state, fact.entries))
         case _:

@@ -66,6 +66,7 @@ class ExecutionStarted(Fact, frozen=True, kw_only=True, tag="execution.started")
     iter_parent: dict[str, Any] = {}
     origin: ExecutionId | None = None
     entry: StepName | None = None
+    input: dict[str, Any] = {}
     ctx: dict[str, Any] = {}
     steps: dict[StepName, Envelope] = {}
 

@@ -63,7 +63,7 @@ def fold(state: ExecutionState, event: Event) -> ExecutionState:
     return state
 
 
-def _apply(  # noqa: C901, PLR0912 - one case an event
+def _apply(  # noqa: C901, PLR0912, PLR0915 - one case an event
     state: ExecutionState, fact: AnyFact, event_id: EventId
 ) -> None:
     match fact:
@@ -130,7 +130,7 @@ def _start(state: ExecutionState, fact: ExecutionStarted) -> None:
     state.parent_execution_id = fact.parent_execution_id
     state.parent_command_id = fact.parent_command_id
     state.return_step, state.depth = fact.return_step, fact.depth
-    state.iter_parent, state.entry = fact.iter_parent, fact.entry
+    state.iter_parent = fact.iter_parent
     state.ctx = dict(fact.ctx)
     for name, result in fact.steps.items():
         state.steps[name] = StepState(status="COMPLETED", result=result)

@@ -272,19 +272,33 @@ class _StepReader:
             self._remember_task(task_field(step, task), node.node, policy)
             self._check_parked(node.node, task, step)
         check_jumps(self._report, tasks, self._places, step)
+        self._check_chunks(step)
         return step
 
+    def _check_chunks(self, step: Step) -> None:
+        streams = any(task.config.get("chunk_size") is not None for task in step.tool)
+        for number, arc in enumerate(step.next.arcs):
+            if arc.on is not None and (not streams or (step.loop and step.loop.cursor)):
+                place = self._places[self._name, f"next.arcs[{number}].on"]
+                message = f"`on: {arc.on}` is never taken: no task of this step has a `chunk_size`"
+                if streams:
+                    message = f"`on: {arc.on}` is never taken: a cursor loop sends no chunks"
+                self._report.add(place, message, key="on", severity="warning")
+
     def _check_parked(self, node: Mapping, task: Task, step: Step) -> None:
-        """What waits has no worker, so there is nobody to go on with the next task afterwards."""
+        """What waits has no worker, so there is nobody to do more than wait."""
         if task.kind not in PARKED_KINDS:
             return
-        if len(step.tool) > 1:
-            message = f"`{task.kind}` waits without a worker, so it is the only task of its step"
-            hint = "give it a step of its own"
-            self._report.add(node, message, key="kind", hint=hint)
-        if step.sink is not None:
-            message = f"a step of kind `{task.kind}` has no `sink`"
-            self._report.add(node, message, key="sink", hint="write the result in the next step")
+        wrong = {
+            "`{}` waits without a worker, so it is the only task of its step": len(step.tool) > 1,
+            "a step of kind `{}` has no `sink`": step.sink is not None,
+            "a task of kind `{}` has no `set` and no rules": bool(task.set or task.rules),
+            "a cursor loop has no task of kind `{}`": bool(step.loop and step.loop.cursor),
+        }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                hint = "do that in a step of its own"
+                self._report.add(node, message.format(task.kind), key="kind", hint=hint)
 
     def _remember_task(self, field: str, node: Mapping, policy: Fields) -> None:
         self._remember(field, node)

@@ -285,7 +285,7 @@ def loop_collection(
     *,
     given: Mapping[str, Any] = EMPTY,
 ) -> Any:
-    """What `loop.in` gives: a list if the playbook is right. `given`: what the arc brought along."""
+    """What `loop.in` gives: a list if the playbook is right. `given`: what the arc brought."""
     assert step.loop is not None, step.step
     names = scope_of(playbook, state, known, ctx=state.ctx, given=given)
     value = plain(render(step.loop.collection, names, step=step.step, field="loop.in"))

@@ -145,7 +145,6 @@ class ExecutionState(msgspec.Struct, kw_only=True, omit_defaults=True):
     return_step: StepName | None = None
     depth: int = 0
     iter_parent: dict[str, Any] = {}
-    entry: StepName | None = None
     generation: int = 0
     """How often it was retried after its end."""
     pauses: int = 0

@@ -53,6 +53,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     entry: StepName
     ctx: dict[str, Any] = {}
     steps: dict[StepName, Envelope] = {}
+    input: dict[str, Any] = {}
+    """What the arc into the step brought along."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", omit_defaults=True):
