@@ -53,7 +53,8 @@ class Leaser:
         self.wake = asyncio.Event()
         self._announced = 0
         self._is_hungry = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._look_at = 0.0
 
     async def listen(self) -> None:
         group = f"workers-{self._pool_name}"
@@ -129,8 +130,11 @@ class Leaser:
     def _look_in(self, seconds: float) -> None:
         """Wake up then, unless something wakes us sooner anyway."""
         loop = asyncio.get_running_loop()
-        if self._timer is not None and self._timer.when() > loop.time():
-            if self._timer.when() <= loop.time() + seconds:
+        due = loop.time() + max(0.0, seconds)
+        if self._timer is not None and self._look_at > loop.time():
+            if self._look_at <= due:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(max(0.0, seconds), self.wake.set)
+        # Kept here: the handle of a call without a delay does not know its time.
+        self._look_at = due
+        self._timer = loop.call_at(due, self.wake.set)
