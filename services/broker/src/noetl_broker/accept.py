@@ -9,8 +9,10 @@ from typing import Any, assert_never
 
 import msgspec
 
+from noetl_broker import waits
+from noetl_broker.place import loop_id_of, parent_of, place_of, reference_of
 from noetl_core.domain.ctx import as_recorded, compose
-from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope, ParentReference, Reference
+from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
     AnyFact,
@@ -20,28 +22,18 @@ from noetl_core.domain.events import (
     CheckpointCommitted,
     CommandClaimed,
     CommandExpired,
-    CommandParked,
     ExecutionCancelled,
-    ExecutionFailed,
     ExecutionPaused,
     ExecutionResumed,
-    ExecutionRetried,
     ExecutionStarted,
-    SignalReceived,
 )
 from noetl_core.domain.ids import (
     CommandId,
     EpochId,
     EventId,
-    ExecutionId,
-    LoopId,
-    RefId,
-    StepName,
-    visit_id,
 )
-from noetl_core.domain.retry import abort, after_loss
-from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
-from noetl_core.domain.timers import EXECUTION_TIMER, parse_timer
+from noetl_core.domain.retry import after_loss
+from noetl_core.domain.state import ExecutionState
 from noetl_core.wire import messages
 from noetl_core.wire.messages import (
     Cancel,
@@ -56,14 +48,10 @@ from noetl_core.wire.messages import (
     Resume,
     Retry,
     Start,
-    Stored,
 )
 
 COMMAND_ATTEMPTS_MAX = 5
 """How often a command may be lost (a worker died under it) before it counts as failed."""
-
-DEPTH_MAX = 32
-"""How deep playbooks may call each other: more is a recursion that never ends."""
 
 ExecutionMessage = (
     Start
@@ -97,15 +85,15 @@ def accept(  # noqa: C901, PLR0911, PLR0912 - one case a message
         case Start():
             return _started(state, message, event_id)
         case messages.Parked():
-            return _parked(state, message, event_id)
+            return waits.parked(state, message, event_id)
         case ChildEnded():
-            return _child_ended(state, message)
+            return waits.child_ended(state, message)
         case Partial():
             return _partial(state, message, event_id)
         case Due():
-            return _due(state, message)
+            return waits.due(state, message)
         case messages.Signal():
-            return _signal(state, message, event_id)
+            return waits.signal(state, message, event_id)
         case Cancel():
             if state.is_open:
                 reason = as_recorded(message.reason)
@@ -121,7 +109,7 @@ def accept(  # noqa: C901, PLR0911, PLR0912 - one case a message
                 return ExecutionResumed(number=state.pauses)
             return None
         case Retry():
-            return _retried(state, message)
+            return waits.retried(state, message)
         case _:
             assert_never(message)
 
@@ -144,7 +132,7 @@ def expire(state: ExecutionState, command_id: CommandId, reason: str) -> Command
         command_id=command_id,
         attempt=command.attempt,
         iter_index=command.index,
-        loop_id=_loop_id(state, command),
+        loop_id=loop_id_of(state, command),
         again=again,
         error=ToolError(kind="lost", message=as_recorded(reason), retryable=again is not None),
     )
@@ -155,7 +143,7 @@ def _started(state: ExecutionState, message: Start, event_id: EventId) -> Execut
         return None
     envelope = None
     if message.payload is not None:
-        envelope = Envelope(status="ok", reference=_reference(message.payload, event_id))
+        envelope = Envelope(status="ok", reference=reference_of(message.payload, event_id))
     inherited: dict[str, Any] = {}
     if message.parent is not None:
         inherited = {
@@ -182,92 +170,12 @@ def _started(state: ExecutionState, message: Start, event_id: EventId) -> Execut
     )
 
 
-def _retried(state: ExecutionState, message: Retry) -> ExecutionRetried | None:
-    """From a step that was asked for, else from everything that was under way at the end."""
-    if not state.is_terminal:
-        return None
-    if message.step is not None:
-        entries: tuple[StepName, ...] = (message.step,)
-        if message.step not in state.steps:
-            return None
-    elif state.status == "COMPLETED":
-        return None
-    else:
-        entries = tuple(n for n, count in sorted(state.interrupted.items()) for _ in range(count))
-    if not entries and not state.held_back:
-        return None
-    return ExecutionRetried(generation=state.generation + 1, entries=entries, items=message.items)
-
-
 def _claimed(state: ExecutionState, message: Claimed) -> CommandClaimed | None:
     command = state.commands.get(message.command_id)
     if command is None or command.worker_id is not None:
         return None
-    return CommandClaimed(worker_id=message.worker_id, **_place(state, message.command_id, command))
-
-
-def _parked(
-    state: ExecutionState, message: messages.Parked, event_id: EventId
-) -> CommandParked | CallFailed | None:
-    """The child's id is the id of this event: known before it is started, and nobody else's."""
-    command = state.commands.get(message.command_id)
-    if command is None or command.parked is not None:
-        return None
-    place = _place(state, message.command_id, command)
-    if message.kind == "playbook" and state.depth + 1 > DEPTH_MAX:
-        return CallFailed(
-            worker_id=message.worker_id,
-            result=Envelope(status="error", parent_ref=_parent(state, command)),
-            error=ToolError(
-                kind="depth_limit",
-                message=f"playbooks call each other more than {DEPTH_MAX} deep",
-            ),
-            **place,
-        )
-    reference = None if message.payload is None else _reference(message.payload, event_id)
-    return CommandParked(
-        worker_id=message.worker_id,
-        kind=message.kind,
-        child=ExecutionId(event_id) if message.kind == "playbook" else None,
-        path=message.path,
-        signal=message.signal,
-        until_ms=message.until_ms,
-        details=as_recorded(message.details),
-        result=Envelope(status="ok", reference=reference, parent_ref=_parent(state, command)),
-        **place,
-    )
-
-
-def _child_ended(state: ExecutionState, message: ChildEnded) -> CallDone | CallFailed | None:
-    command = state.commands.get(message.command_id)
-    if command is None or command.parked is None or command.parked.child != message.child_id:
-        return None
-    assert command.worker_id is not None, message.command_id
-    reference = None
-    if message.result is not None and message.result.reference is not None:
-        reference = message.result.reference
-        if reference.execution_id is None:
-            reference = msgspec.structs.replace(reference, execution_id=message.child_id)
-    envelope = Envelope(
-        status="ok" if message.status == "COMPLETED" else "error",
-        reference=reference,
-        parent_ref=_parent(state, command),
-        context={"execution_id": str(message.child_id), "execution_status": message.status},
-    )
-    place = _place(state, message.command_id, command)
-    if message.status == "COMPLETED":
-        return CallDone(worker_id=command.worker_id, result=envelope, **place)
-    return CallFailed(
-        worker_id=command.worker_id, result=envelope, error=_child_error(message), **place
-    )
-
-
-def _child_error(message: ChildEnded) -> ToolError:
-    why = "" if message.error is None else f": {message.error.message}"
-    return ToolError(
-        kind="playbook_failed",
-        message=f"the child execution {message.child_id} is {message.status}{why}",
-        details={"execution_id": str(message.child_id), "status": message.status},
+    return CommandClaimed(
+        worker_id=message.worker_id, **place_of(state, message.command_id, command)
     )
 
 
@@ -281,73 +189,11 @@ def _partial(state: ExecutionState, message: Partial, event_id: EventId) -> Call
         chunk_index=message.chunk_index,
         result=Envelope(
             status="ok",
-            reference=_reference(message.stored, event_id),
-            parent_ref=_parent(state, command),
+            reference=reference_of(message.stored, event_id),
+            parent_ref=parent_of(state, command),
             context=_context(message.context),
         ),
-        **_place(state, message.command_id, command),
-    )
-
-
-def _due(state: ExecutionState, message: Due) -> AnyFact | None:
-    if not state.is_open:
-        return None
-    if message.timer == EXECUTION_TIMER:
-        error = ToolError(kind="timeout", message="the execution took longer than its timeout")
-        return ExecutionFailed(error=error, generation=state.generation)
-    timer = parse_timer(message.timer)
-    if timer.visit_id is not None:
-        visit = state.visits.get(timer.visit_id)
-        if visit is None:
-            return None
-        error = ToolError(kind="timeout", message="the step took longer than its timeout")
-        return abort(state, visit.step, visit.visit, error)
-    assert timer.command_id is not None, message.timer
-    command = state.commands.get(timer.command_id)
-    if command is None or command.parked is None:
-        return None
-    return _wait_over(state, timer.command_id, command, command.parked)
-
-
-def _wait_over(
-    state: ExecutionState, command_id: CommandId, command: OpenCommand, parked: Parked
-) -> CallDone | CallFailed:
-    """A plain `wait` has what it wanted; whoever waited for somebody has waited in vain."""
-    assert command.worker_id is not None, command_id
-    place = _place(state, command_id, command)
-    parent_ref = _parent(state, command)
-    if parked.kind == "wait" and not parked.signal:
-        envelope = Envelope(status="ok", parent_ref=parent_ref)
-        return CallDone(worker_id=command.worker_id, result=envelope, **place)
-    return CallFailed(
-        worker_id=command.worker_id,
-        result=Envelope(status="error", parent_ref=parent_ref),
-        error=ToolError(kind="timeout", message=f"{_WAITED_FOR[parked.kind]} did not come in time"),
-        **place,
-    )
-
-
-_WAITED_FOR = {
-    "playbook": "the end of the child execution",
-    "wait": "the signal",
-    "approval": "the approval",
-}
-
-
-def _signal(
-    state: ExecutionState, message: messages.Signal, event_id: EventId
-) -> SignalReceived | None:
-    if not state.is_open or message.signal_id in state.signals_seen:
-        return None
-    envelope = None
-    if message.data is not None:
-        envelope = Envelope(status="ok", reference=_reference(message.data, event_id))
-    return SignalReceived(
-        signal_id=message.signal_id,
-        name=as_recorded(message.name),
-        approved=message.approved,
-        by=as_recorded(message.by),
-        result=envelope,
+        **place_of(state, message.command_id, command),
     )
 
 
@@ -363,34 +209,17 @@ def _ended(
         "worker_id": message.worker_id,
         "result": Envelope(
             status="ok" if isinstance(message, Done) else "error",
-            reference=None if message.stored is None else _reference(message.stored, event_id),
-            parent_ref=_parent(state, command),
+            reference=None if message.stored is None else reference_of(message.stored, event_id),
+            parent_ref=parent_of(state, command),
             context=_context(message.context),
         ),
         "ctx": compose({}, as_recorded(message.ctx)) if message.ctx else {},
         "duration_ms": message.duration_ms,
-        **_place(state, message.command_id, command),
+        **place_of(state, message.command_id, command),
     }
     if isinstance(message, Failed):
         return CallFailed(error=_error(message), **common)
     return CallDone(frame_rows=message.frame_rows, sequence=command.sequence, **common)
-
-
-def _place(state: ExecutionState, command_id: CommandId, command: OpenCommand) -> dict[str, Any]:
-    """Which command a fact is about."""
-    return {
-        "step": command.step,
-        "visit": command.visit,
-        "command_id": command_id,
-        "attempt": command.attempt,
-        "iter_index": command.index,
-        "loop_id": _loop_id(state, command),
-    }
-
-
-def _parent(state: ExecutionState, command: OpenCommand) -> ParentReference:
-    parent_ref = state.visits[visit_id(command.step, command.visit)].parent_ref
-    return ParentReference(ref_id=None if parent_ref is None else RefId(parent_ref))
 
 
 def _context(given: dict[str, Any]) -> dict[str, Any]:
@@ -403,17 +232,3 @@ def _context(given: dict[str, Any]) -> dict[str, Any]:
 
 def _error(message: Failed) -> ToolError:
     return msgspec.convert(as_recorded(message.error), ToolError)
-
-
-def _loop_id(state: ExecutionState, command: OpenCommand) -> LoopId | None:
-    loop = state.visits[visit_id(command.step, command.visit)].loop
-    return None if loop is None else loop.loop_id
-
-
-def _reference(stored: Stored, event_id: EventId) -> Reference:
-    return Reference(
-        ref_id=RefId(event_id),
-        type="db" if stored.tier == "db" else "object_store",
-        uri=stored.uri or "",
-        bytes=stored.size,
-    )
