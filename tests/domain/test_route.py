@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from noetl_core.domain.ctx import RECORDED_BYTES_MAX
 from noetl_core.domain.events import StepExited, StepFailed
 from noetl_core.domain.ids import StepName
 from noetl_core.domain.playbook import Arc
-from noetl_core.domain.route import CTX_PATCH_BYTES_MAX, ready_barriers
+from noetl_core.domain.route import ready_barriers
 from noetl_core.domain.state import ExecutionState, Visit
 from support.running import FAILED, Run, arc, loop_over, playbook, step
 
@@ -120,7 +121,7 @@ def test_what_is_set_is_the_same_in_any_order_of_the_keys() -> None:
 
 
 def test_a_ctx_that_would_be_a_payload_fails_the_step() -> None:
-    left = leaving(arc("b"), value="x" * CTX_PATCH_BYTES_MAX, all="{{ output.data }}")
+    left = leaving(arc("b"), value="x" * RECORDED_BYTES_MAX, all="{{ output.data }}")
 
     assert isinstance(left, StepFailed)
     assert "keep the data in the step's result" in left.error.message

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from noetl_core.blob import ReferenceNotAvailableError, ResultStore, ResultTooLargeError
+from noetl_core.domain.ctx import RECORDED_BYTES_MAX
 from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import WorkerId
@@ -29,7 +30,6 @@ from noetl_worker.tools.tool import ToolFailedError, ToolParked
 
 PUT_ATTEMPTS_MAX = 3
 PUT_DELAY_SECONDS = 0.2
-CTX_PATCH_BYTES_MAX = 64 * 1024
 ITERATOR_BYTES_MAX = 4096
 """A larger iteration is known to the child execution by its number alone."""
 
@@ -288,10 +288,10 @@ def _ctx_problem(patch: dict[str, Any]) -> ToolError | None:
     if not patch:
         return None
     size = len(msgspec.json.encode(patch))
-    if size <= CTX_PATCH_BYTES_MAX:
+    if size <= RECORDED_BYTES_MAX:
         return None
     message = (
-        f"the tasks set {size} bytes of ctx, more than {CTX_PATCH_BYTES_MAX}: "
+        f"the tasks set {size} bytes of ctx, more than {RECORDED_BYTES_MAX}: "
         "keep the data in the result and refer to the step instead"
     )
     return ToolError(kind="ctx_too_large", message=message)

@@ -11,6 +11,10 @@ from typing import Any
 
 import msgspec
 
+RECORDED_BYTES_MAX = 64 * 1024
+"""What a `set`, an arc's input or the next call may give: it is copied into events and commands, so
+payloads stay out."""
+
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 _REPLACEMENT = rb"\1\\ufffd"
 

@@ -31,12 +31,12 @@ from noetl_core.domain.ids import EventId, visit_id
 from noetl_core.domain.known import Known
 from noetl_core.domain.merge import deep_merge
 from noetl_core.domain.playbook import Circuit, OnError, Playbook, Step
-from noetl_core.domain.result_view import error_view, plain
-from noetl_core.domain.route import scope_of, send_chunk, template_failure
+from noetl_core.domain.result_view import error_view
+from noetl_core.domain.route import render_recorded, scope_of, send_chunk, template_failure
 from noetl_core.domain.scope import Scope, iterator_names, loaded_view
 from noetl_core.domain.snowflake import minted_at_ms
 from noetl_core.domain.state import ExecutionState, LoopState, OpenCommand
-from noetl_core.domain.template import compile_template, is_true, render
+from noetl_core.domain.template import compile_template, is_true
 
 DELAY_SECONDS_MAX = 24 * 3600.0
 JITTER_SHARE = 0.5
@@ -257,13 +257,7 @@ class _Names:
         if not values:
             return {}
         names = self._names(values)
-        found = plain(render(dict(values), names, step=self._step.step, field=field))
-        try:
-            recorded: dict[str, Any] = as_recorded(found)
-        except (TypeError, ValueError) as error:
-            reason = f"it gives what is no data: {error}"
-            raise TemplateError(reason, step=self._step.step, field=field) from error
-        return recorded
+        return render_recorded(values, names, step=self._step.step, field=field)
 
     def _names(self, value: Any) -> Scope:
         return self._scope(iterator=self._iterator(value))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from noetl_core.domain.analysis import pushed_paths
-from noetl_core.domain.ctx import as_recorded, compose, merge_ctx
+from noetl_core.domain.ctx import RECORDED_BYTES_MAX, as_recorded, compose, merge_ctx
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import TemplateError, ToolError
 from noetl_core.domain.events import CallPartial, Hop, StepExited, StepFailed, StepSkipped
@@ -32,9 +32,6 @@ from noetl_core.domain.scope import (
 )
 from noetl_core.domain.state import ExecutionState
 from noetl_core.domain.template import compile_template, is_true, render
-
-CTX_PATCH_BYTES_MAX = 64 * 1024
-"""What one step may add to `ctx`: it is copied into events and commands, so payloads stay out."""
 
 _FAILURE_ROOTS = frozenset({"event", "error", "output", "outcome", "fanin"})
 
@@ -141,46 +138,23 @@ class _Routing:
         for number, arc in arcs:
             field = f"next.arcs[{number}]"
             self._set(arc.set, f"{field}.set")
-            given = self._recorded(self._rendered(arc.input, f"{field}.input"), f"{field}.input")
+            given = self._recorded(arc.input, f"{field}.input")
             self._choice.hops.append(
                 Hop(step=arc.step, barrier=graph.is_barrier(arc.step), input=given)
             )
 
-    def _rendered(self, values: Mapping[str, Any], field: str) -> dict[str, Any]:
+    def _recorded(self, values: Mapping[str, Any], field: str) -> dict[str, Any]:
         if not values:
             return {}
-        rendered = render(values, self._names, step=self.step.step, field=field)
-        return {key: plain(value) for key, value in rendered.items()}
+        return render_recorded(values, self._names, step=self.step.step, field=field)
 
     def _set(self, values: Mapping[str, Any], field: str) -> None:
         """Evaluated together, then applied: the keys of one block do not see each other."""
-        if not values:
-            return
-        rendered = self._rendered(values, field)
-        patch = self._recorded(
-            {key.removeprefix("ctx."): value for key, value in rendered.items()}, field
-        )
-        merge_ctx(self._ctx, patch)
-        self._choice.ctx = compose(self._choice.ctx, patch)
-
-    def _recorded(self, patch: dict[str, Any], field: str) -> dict[str, Any]:
-        """The patch as the log will give it back: what follows must not see anything else."""
-        if not patch:
-            return patch
-        try:
-            recorded: dict[str, Any] = as_recorded(patch)
-        except (TypeError, ValueError) as error:
-            reason = f"it sets what is no data: {error}"
-            raise TemplateError(reason, step=self.step.step, field=field) from error
-        size = len(msgspec.json.encode(recorded))
-        if size > CTX_PATCH_BYTES_MAX:
-            raise TemplateError(
-                f"it gives {size} bytes, more than {CTX_PATCH_BYTES_MAX}: "
-                "keep the data in the step's result and refer to the step instead",
-                step=self.step.step,
-                field=field,
-            )
-        return recorded
+        recorded = self._recorded(values, field)
+        if recorded:
+            patch = {key.removeprefix("ctx."): value for key, value in recorded.items()}
+            merge_ctx(self._ctx, patch)
+            self._choice.ctx = compose(self._choice.ctx, patch)
 
     def _nothing_matched(self) -> None:
         spec = self.playbook.executor.spec
@@ -190,6 +164,27 @@ class _Routing:
         if spec.no_next_is_error and not self.step.next.arcs and self.step.step != spec.final_step:
             reason = "the step has no `next`, and `no_next_is_error` is set"
             raise TemplateError(reason, step=self.step.step, field="next")
+
+
+def render_recorded(
+    values: Mapping[str, Any], names: Scope, *, step: str, field: str
+) -> dict[str, Any]:
+    """The values as the log will give them back: what follows must not see anything else."""
+    rendered = plain(render(dict(values), names, step=step, field=field))
+    try:
+        recorded: dict[str, Any] = as_recorded(rendered)
+    except (TypeError, ValueError) as error:
+        reason = f"it gives what is no data: {error}"
+        raise TemplateError(reason, step=step, field=field) from error
+    size = len(msgspec.json.encode(recorded))
+    if size > RECORDED_BYTES_MAX:
+        raise TemplateError(
+            f"it gives {size} bytes, more than {RECORDED_BYTES_MAX}: "
+            "keep the data in the step's result and refer to the step instead",
+            step=step,
+            field=field,
+        )
+    return recorded
 
 
 def leave(
