@@ -49,6 +49,7 @@ from noetl_core.domain.fold import fold, loop_of
 from noetl_core.domain.ids import (
     CommandId,
     EventId,
+    LoopId,
     RefId,
     StepName,
     parse_command_id,
@@ -179,12 +180,11 @@ def _asking(answer: Callable[[], T]) -> Generator[ReferenceNeeded, None, T]:
 
 
 def _placed(fact: AnyFact, event_id: EventId) -> AnyFact:
-    """A collection is found by the id of the event that says it is there."""
-    if isinstance(fact, LoopStarted) and not fact.is_cursor:
-        return msgspec.structs.replace(
-            fact, collection_ref=f"manifest/{fact.collection_id or event_id}"
-        )
-    return fact
+    """A loop is called by the id of the event that starts it, and so is what it stores."""
+    if not isinstance(fact, LoopStarted):
+        return fact
+    reference = "" if fact.is_cursor else f"manifest/{fact.collection_id or event_id}"
+    return msgspec.structs.replace(fact, loop_id=LoopId(event_id), collection_ref=reference)
 
 
 def _enter(

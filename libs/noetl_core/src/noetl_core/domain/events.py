@@ -265,10 +265,11 @@ class SignalReceived(Fact, frozen=True, kw_only=True, tag="signal.received"):
 
 
 class LoopStarted(Fact, frozen=True, kw_only=True, tag="loop.started"):
-    """`parts` is how many pieces of the collection are stored behind this event's id."""
+    """`parts` is how many pieces of the collection are stored. `loop_id` is this event's own id."""
 
     step: StepName
     visit: int
+    loop_id: LoopId | None = None
     total: int
     part_size: int
     parts: int
