@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -214,3 +216,44 @@ async def test_a_cancelled_query_gives_its_connection_back(
 
     assert (await calls.data(tool, config={**one, "command": "SELECT 1 AS n"}))["row_count"] == 1
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("before", ["", "SELECT 1; "], ids=["before the end", "before the commit"])
+async def test_a_server_that_takes_its_leave_is_worth_a_retry(
+    tool: PostgresTool, empty_database: str, before: str
+) -> None:
+    async with leaving_server(empty_database, after=b"last words") as dsn:
+        command = f"{before}SELECT 'last ' || 'words'"
+        failed = await calls.error(tool, config={"auth": dsn, "command": command})
+
+    assert (failed.kind, failed.retryable) == ("connection", True)
+
+
+# What every session says when the server's first process was killed, without being asked.
+_LEAVE = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to unexpected postmaster exit\0\0"
+
+
+@asynccontextmanager
+async def leaving_server(dsn: str, *, after: bytes) -> AsyncIterator[str]:
+    """A relay to a real server that takes its leave after an answer, and does not hang up yet."""
+    real = urlsplit(dsn)
+
+    async def relay(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection(real.hostname, real.port)
+        farewell = b"E" + (len(_LEAVE) + 4).to_bytes(4, "big") + _LEAVE
+
+        async def pass_on(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: bytes
+        ) -> None:
+            while data := await reader.read(65536):
+                writer.write(data + (last if after in data else b""))
+
+        await asyncio.gather(pass_on(client, to_server, b""), pass_on(server, to_client, farewell))
+
+    listener = await asyncio.start_server(relay, "127.0.0.1")
+    port = listener.sockets[0].getsockname()[1]
+    login = real.netloc.rpartition("@")[0]
+    try:
+        yield urlunsplit(real._replace(netloc=f"{login}@127.0.0.1:{port}"))
+    finally:
+        listener.close()

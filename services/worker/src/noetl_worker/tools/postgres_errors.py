@@ -4,7 +4,15 @@ import asyncpg
 
 from noetl_core.domain.errors import ToolError
 
-EXPECTED = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+EXPECTED = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # A server that is going down says so without being asked; the driver takes that for a mistake
+    # of its own, and refuses the next statement.
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 """What may happen between us and a database."""
 
 _KINDS = {
