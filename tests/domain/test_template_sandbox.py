@@ -163,3 +163,13 @@ def test_the_limits_leave_room_for_real_work() -> None:
     assert evaluate("{% for i in range(1000) %}{% for j in range(10) %}.{% endfor %}{% endfor %}")
     assert ITERATIONS_MAX >= 100_000
     assert evaluate("{{ 2 ** 64 }}") == 2**64
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["1 ~ (d|reverse)", "'%s' % (d|reverse)", "d|reverse|string", "'%s'|format(d|reverse)"],
+)
+def test_what_is_made_lazily_has_a_text_that_says_what_is_in_it(expression: str) -> None:
+    text = compile_template("{{ " + expression + " }}").evaluate({"d": {"a": 1, "b": 2}})
+
+    assert text.endswith("['b', 'a']")

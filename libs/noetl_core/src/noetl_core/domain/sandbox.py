@@ -25,7 +25,7 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 from jinja2.visitor import NodeTransformer
-from markupsafe import Markup
+from markupsafe import Markup, soft_str
 
 TEXT_MAX = 16 * 1024 * 1024
 """Characters that one evaluation may make."""
@@ -146,6 +146,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _BINARY_LIMITS[operator](left, right)
+        if isinstance(left, str):
+            # `"%s" % rows | map(...)`: the text of what is made lazily would be its address.
+            right = native(right)
         return super().call_binop(context, operator, left, right)
 
 
@@ -204,7 +207,8 @@ class _Limits(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concatenated")
+        pieces = [_native_unless_constant(piece) for piece in node.nodes]
+        return _filtered(nodes.List(pieces, lineno=node.lineno), "_concatenated")
 
     def visit_List(self, node: nodes.List) -> nodes.List:  # noqa: N802
         self.generic_visit(node)
@@ -314,7 +318,13 @@ def _indent(value: Any, width: int | str = 4, *args: Any, **kwargs: Any) -> str:
     return text
 
 
+def _string(value: Any) -> str:
+    return soft_str(native(value))
+
+
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    args = tuple(native(arg) for arg in args)
+    kwargs = {name: native(arg) for name, arg in kwargs.items()}
     _refuse_wide(str(value), args, kwargs)
     text: str = FILTERS["format"](value, *args, **kwargs)
     return text
@@ -378,6 +388,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "indent": _indent,
     "list": _list,
     "format": _format,
+    "string": _string,
     "tojson": _to_json,
     "fromjson": _from_json,
     "b64encode": _b64encode,
