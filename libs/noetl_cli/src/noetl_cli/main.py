@@ -7,6 +7,7 @@ import sys
 import typer
 
 from noetl_cli.commands import (
+    authoring,
     bench,
     control,
     credentials,
@@ -31,6 +32,8 @@ app.command("run")(executions.run)
 app.add_typer(dev.app, name="dev")
 app.command("validate")(playbooks.validate)
 app.command("register")(playbooks.register)
+app.command("test")(authoring.run_tests)
+app.command("render")(authoring.render)
 app.command("schema")(playbooks.schema)
 app.command("executions")(executions.list_newest)
 app.command("status")(executions.status)
