@@ -4,6 +4,7 @@ import asyncio
 import base64
 import email.utils
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -234,3 +235,21 @@ async def test_no_connection_and_no_answer_are_told_apart(tool: HttpTool, server
     assert (late.kind, late.retryable) == ("timeout", True)
     assert wrong.kind == "client_error"
     assert "`url`" in none.message
+
+
+async def test_a_request_does_not_search_the_disk_for_modules(
+    tool: HttpTool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            searched.append(name)
+
+    await calls.data(tool, config={"url": server.url})
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+
+    await calls.data(tool, config={"url": server.url})
+
+    assert searched == []
