@@ -20,7 +20,7 @@ from noetl_core.domain.events import (
     StepAborted,
     StepEntered,
 )
-from noetl_core.domain.ids import ExecutionId, ShardId, parse_command_id
+from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, parse_command_id
 from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.state import ExecutionState
 from noetl_core.domain.timers import EXECUTION_TIMER, is_timed_by_broker, step_timer, wait_timer
@@ -43,10 +43,12 @@ def write_beside(  # noqa: C901 - one case an event
     match event.fact:
         case CallDone() as fact:
             batch.ended.append(EndedRow(execution_id, fact.command_id, fact.worker_id))
+            _end_wait(turn, playbook, execution_id, fact.step, fact.command_id)
             if playbook.steps[fact.step].retry.on_success is not None:
                 _list_page(turn, event, fact)
         case CallFailed() as fact:
             batch.ended.append(EndedRow(execution_id, fact.command_id, fact.worker_id))
+            _end_wait(turn, playbook, execution_id, fact.step, fact.command_id)
             on_end(turn, state, event)
         case CommandExpired() as fact:
             batch.ended.append(EndedRow(execution_id, fact.command_id, None))
@@ -59,6 +61,8 @@ def write_beside(  # noqa: C901 - one case an event
             _time_step(turn, playbook, execution_id, fact)
         case StepAborted() as fact:
             batch.ended += [EndedRow(execution_id, c, None) for c in fact.commands]
+            batch.recall(execution_id, fact.commands)
+            _end_wait(turn, playbook, execution_id, fact.step, *fact.commands)
             on_end(turn, state, event)
         case RetryCompleted() as fact:
             batch.manifests.append(_pages_manifest(execution_id, fact))
@@ -81,6 +85,15 @@ def _time_step(
     if is_timed_by_broker(step):
         timer = step_timer(fact.step, fact.visit)
         turn.batch.timers.append(TimerRow(execution_id, timer, delay_s=step.spec.timeout_s))
+
+
+def _end_wait(
+    turn: Turn, playbook: Playbook, execution_id: ExecutionId, step: StepName, *commands: CommandId
+) -> None:
+    """Whatever has ended it: as long as its timer is there, the execution counts as waiting."""
+    if any(task.kind in PARKED_KINDS for task in playbook.steps[step].tool):
+        for command_id in commands:
+            turn.batch.stop_timer(execution_id, wait_timer(command_id))
 
 
 def _end(

@@ -69,7 +69,7 @@ class Reader:
         fresh: dict[int, Stored | Resolved] = {}
         for row in turn.batch.events:
             is_of_loop = row.loop_id == loop_id and row.execution_id == live.state.execution_id
-            if not is_of_loop or row.iter_index is None or _goes_on(row):
+            if not is_of_loop or row.iter_index is None or _gives_nothing(row):
                 continue
             if row.event_type in _FAILS_ITERATION:
                 fresh[row.iter_index] = Resolved(None)
@@ -109,6 +109,7 @@ class Reader:
         )
 
 
-def _goes_on(row: EventRow) -> bool:
-    """Whether another attempt or page of the item follows."""
-    return row.context is not None and "again" in msgspec.json.decode(row.context)
+def _gives_nothing(row: EventRow) -> bool:
+    """Whether another attempt or page of the item follows, or a cursor found no more rows."""
+    context = {} if row.context is None else msgspec.json.decode(row.context)
+    return "again" in context or context.get("frame_rows") == 0

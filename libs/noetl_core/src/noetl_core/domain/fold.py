@@ -74,10 +74,12 @@ def _apply(  # noqa: C901, PLR0912, PLR0915 - one case an event
         case CallDone():
             merge_ctx(state.ctx, fact.ctx)
             _close(state, fact, done=0 if fact.again else 1)
+            _use_up(state, fact)
             _close_circuit(state, fact)
         case CallFailed():
             merge_ctx(state.ctx, fact.ctx)
             _close(state, fact, failed=0 if fact.again else 1)
+            _use_up(state, fact)
             _watch(state, fact, event_id)
         case CommandExpired():
             _close(state, fact, failed=0 if fact.again else 1)
@@ -169,7 +171,7 @@ def _close(
     if fact.iter_index is not None:
         loop = loop_of(state, fact.step, fact.visit)
         loop.in_flight -= 1
-        if loop.is_cursor and isinstance(fact, CallDone) and not fact.frame_rows:
+        if loop.is_cursor and done and isinstance(fact, CallDone) and not fact.frame_rows:
             done, loop.slots_ended = 0, loop.slots_ended + 1
         loop.done += done
         loop.failed += failed
@@ -196,6 +198,10 @@ def _close_circuit(state: ExecutionState, fact: CallDone) -> None:
     step = state.steps[fact.step]
     if step.failed_at_ms:
         step.failed_at_ms, step.open_until_ms = [], 0
+
+
+def _use_up(state: ExecutionState, fact: CallDone | CallFailed) -> None:
+    """A signal ends one wait, whatever its answer was."""
     if fact.signal_id is not None:
         state.signals = [s for s in state.signals if s.signal_id != fact.signal_id]
 

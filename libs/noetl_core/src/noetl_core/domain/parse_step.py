@@ -292,6 +292,7 @@ class _StepReader:
         wrong = {
             "`{}` waits without a worker, so it is the only task of its step": len(step.tool) > 1,
             "a step of kind `{}` has no `sink`": step.sink is not None,
+            "a step of kind `{}` has no `retry.on_success`": step.retry.on_success is not None,
             "a task of kind `{}` has no `set` and no rules": bool(task.set or task.rules),
             "a cursor loop has no task of kind `{}`": bool(step.loop and step.loop.cursor),
         }

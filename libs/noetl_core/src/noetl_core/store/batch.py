@@ -5,7 +5,7 @@ another process took a shard over. Loops that start, letters that are parked and
 audited are rare: they cost a statement of their own, inside the same transaction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
 import asyncpg
@@ -174,6 +174,22 @@ class Batch:
             or self.expiries
             or self.is_held
         )
+
+    def recall(self, execution_id: ExecutionId, commands: Collection[CommandId]) -> None:
+        """Issue these not after all. The commit ends commands before it issues any, so one that is
+        issued and ended in the same batch would stay."""
+        self.commands[:] = [
+            row
+            for row in self.commands
+            if row.execution_id != execution_id or row.command_id not in commands
+        ]
+
+    def stop_timer(self, execution_id: ExecutionId, timer: str) -> None:
+        """The commit removes timers before it sets any, so one of this batch is not set at all."""
+        self.timers[:] = [
+            t for t in self.timers if (t.execution_id, t.timer) != (execution_id, timer)
+        ]
+        self.timers_fired.append(FiredRow(execution_id, timer))
 
     def forget(self, execution_id: ExecutionId) -> None:
         """Take back everything this batch holds of an execution that could not be processed."""
