@@ -11,6 +11,7 @@ same cases: NOETL_SIMULATION_SEED=17 pytest tests/simulation
 import itertools
 import math
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import ClassVar, Literal, cast
 
@@ -26,8 +27,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from noetl_core.wire.messages import Cancel, Pause, Resume, Retry
 from support.memory_database import CommitFault, in_memory
-from support.playbooks import Plan, plans
+from support.playbooks import APPROVERS, Plan, plans
 from support.world import World
 
 QUICK_CASES = 400
@@ -44,7 +46,9 @@ COMMITS: tuple[CommitFault, ...] = (
     *("none",) * 8,
     *("refused", "answer lost", "late", "late", "overtaken"),
 )
-ODD = ("epoch closed", "started again", "completion forged", "command row lost", "cancelled")
+ODD = ("epoch closed", "started again", "completion forged", "command row lost")
+ASKED = ("cancelled", "paused", "paused", "resumed", "retried", "retried whole", "begun anew")
+SIGNALS = ("go", "s0", "s1", "s2", "s3", "s4", "c0")
 
 numbers = st.integers(0, 15)
 workers = st.integers(0, 1)
@@ -55,10 +59,11 @@ class Simulation(RuleBasedStateMachine):
     """How many were run to their end and found right, but for the empty one that comes first."""
     world: World | None = None
 
-    @initialize(plan=plans(), executions=st.integers(1, 2), may_be_cancelled=st.integers(0, 5))
-    def begin(self, plan: Plan, executions: int, may_be_cancelled: int) -> None:
+    @initialize(plan=plans(), executions=st.integers(1, 2), meddling=st.integers(0, 3))
+    def begin(self, plan: Plan, executions: int, meddling: int) -> None:
+        """In half of the cases people and timers keep out of it, so that its end can be told."""
         self.world = World(plan, executions=executions)
-        self.may_be_cancelled = may_be_cancelled == 5
+        self.is_meddled_with = meddling >= 2
 
     # Progress, not always in order
 
@@ -67,10 +72,8 @@ class Simulation(RuleBasedStateMachine):
         self, fault: CommitFault, acknowledged: bool, in_order: bool
     ) -> None:
         """What is not acknowledged comes again."""
-        letters = self._world.letters()
-        self._world.advance(
-            letters if in_order else letters[::-1], fault, acknowledged=acknowledged
-        )
+        letters = self._world.letters() if in_order else self._world.letters_backwards()
+        self._world.advance(letters, fault, acknowledged=acknowledged)
 
     @rule(pick=numbers, count=st.integers(1, 3), fault=st.sampled_from(COMMITS))
     def broker_takes_a_few(self, pick: int, count: int, fault: CommitFault) -> None:
@@ -86,6 +89,10 @@ class Simulation(RuleBasedStateMachine):
             one.finish(finishes)
             if reports:
                 one.report()
+
+    @rule(worker=workers, chunks=st.integers(1, 2))
+    def worker_streams(self, worker: int, chunks: int) -> None:
+        self._world.workers[worker].stream(chunks)
 
     @rule(worker=workers, confirms=st.booleans(), one_by_one=st.booleans())
     def worker_ends_its_work_the_last_first(
@@ -167,18 +174,58 @@ class Simulation(RuleBasedStateMachine):
     @rule(what=st.sampled_from(ODD), pick=numbers)
     def something_odd_happens(self, what: str, pick: int) -> None:
         world = self._world
-        execution_id = world.execution_ids[pick % len(world.execution_ids)]
         match what:
             case "epoch closed":
                 world.barrier()
             case "started again":
-                world.start(execution_id)
+                world.start(world.execution_ids[pick % len(world.execution_ids)])
             case "completion forged":
                 world.forge(pick)
-            case "command row lost":
+            case _:
                 world.lose_row(pick)
-            case _ if self.may_be_cancelled:
-                world.cancel(execution_id)
+
+    # People and time
+
+    @rule(what=st.sampled_from(ASKED), pick=numbers, twice=st.booleans())
+    def somebody_asks_for_something(self, what: str, pick: int, twice: bool) -> None:
+        world = self._world
+        known = list(world.database.ledgers) or world.execution_ids
+        execution_id = known[pick % len(known)]
+        if what == "paused":
+            world.tell(Pause(execution_id=execution_id), twice=twice)
+        elif what == "resumed":
+            world.tell(Resume(execution_id=execution_id), twice=twice)
+        elif what == "cancelled" and self.is_meddled_with:
+            world.tell(Cancel(execution_id=execution_id, reason="asked for"), twice=twice)
+        elif self.is_meddled_with:
+            steps = list(world.database.ledger(execution_id).state.steps)
+            step = steps[pick % len(steps)] if steps and what == "begun anew" else None
+            items: Literal["failed", "all"] = "all" if what == "retried whole" else "failed"
+            retry = Retry(execution_id=execution_id, step=step, items=items)
+            world.tell(retry, twice=twice)
+
+    @precondition(lambda self: self.world is not None and self.is_meddled_with)
+    @rule(
+        name=st.sampled_from(SIGNALS),
+        pick=numbers,
+        by=st.sampled_from((*APPROVERS, "eve")),
+        approved=st.integers(0, 3),
+        twice=st.booleans(),
+    )
+    def signal_comes(self, name: str, pick: int, by: str, approved: int, twice: bool) -> None:
+        world = self._world
+        known = list(world.database.ledgers) or world.execution_ids
+        signal = world.signal(known[pick % len(known)], name, by=by, approved=approved > 0)
+        world.tell(signal, twice=twice)
+
+    @precondition(lambda self: self.world is not None and self.world.database.timers_of_old)
+    @rule(pick=numbers, is_set=st.booleans(), times=st.integers(1, 2))
+    def timer_fires(self, pick: int, is_set: bool, times: int) -> None:
+        """Early or late, once or twice; what only waits may go on in any case."""
+        database = self._world.database
+        timers = sorted(database.timers) if is_set else database.timers_of_old
+        for _ in range(times if timers else 0):
+            self._world.fire(timers[pick % len(timers)], meddling=self.is_meddled_with)
 
     # What must hold
 
@@ -188,7 +235,8 @@ class Simulation(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
-        if self.world is not None:
+        # After a failure there is nothing to go on with, and another would only hide it.
+        if self.world is not None and sys.exc_info()[0] is None:
             self.world.finish()
             self.world.check_end()
             Simulation.cases += any(self.world.plan.throws)

@@ -16,28 +16,45 @@ import msgspec
 
 from noetl_broker import advance
 from noetl_broker.states import Playbooks
+from noetl_core.blob import Resolved
 from noetl_core.domain.envelope import Envelope, Reference
-from noetl_core.domain.events import CallDone, Event, LoopStarted
+from noetl_core.domain.events import (
+    CallDone,
+    CallFailed,
+    CommandExpired,
+    Event,
+    LoopStarted,
+    RetryCompleted,
+)
 from noetl_core.domain.ids import (
     CatalogId,
     CommandId,
     EventId,
     ExecutionId,
     LoopId,
+    ShardId,
     StepName,
     WorkerId,
+    parse_command_id,
 )
+from noetl_core.domain.pages import PageRule, collected
 from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import batch as batches
 from noetl_core.store import event as events
 from noetl_core.store import snapshot
-from noetl_core.store.batch import Batch, EndedRow
+from noetl_core.store.batch import Batch, EndedRow, ManifestRow, PartRow
 from noetl_core.store.event import event_of
 from noetl_core.wire.messages import Message, Stored, encode_messages
-from support.ledger import Ledger, roads_of
+from support.ledger import Ledger
+from support.playbooks import Plan
 
 Key = tuple[ExecutionId, CommandId]
+TimerKey = tuple[ExecutionId, str]
+SHARD = ShardId(0)
+EVENTS_FROM = 1000
+"""Ids of events are above: an execution with an id below was started by somebody, one with an id
+above is a child."""
 FORGER = WorkerId("nobody")
 """Reports commands that it does not hold."""
 CommitFault = Literal["none", "refused", "answer lost", "late", "overtaken"]
@@ -52,19 +69,21 @@ _decode_state = msgspec.json.Decoder(ExecutionState).decode
 class Row:
     """A command that is open, as `noetl.command` has it."""
 
-    __slots__ = ("is_lapsed", "payload", "worker_id")
+    __slots__ = ("is_held", "is_lapsed", "payload", "worker_id")
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
         self.worker_id: WorkerId | None = None
         self.is_lapsed = False
+        self.is_held = False
+        """Its execution is paused: no worker may take it."""
 
 
 class Database:
     """Plays the pool and the connection of the broker too."""
 
-    def __init__(self, playbook: Playbook) -> None:
-        self.playbook = playbook
+    def __init__(self, catalog: dict[CatalogId, Plan]) -> None:
+        self.catalog = catalog
         self.epoch = 0
         self.ledgers: dict[ExecutionId, Ledger] = {}
         self.log: list[Event] = []
@@ -73,7 +92,12 @@ class Database:
         """Open commands whose row somebody took away."""
         self.results: dict[tuple[ExecutionId, int], bytes] = {}
         self.parts: dict[tuple[ExecutionId, int, int], bytes] = {}
-        self.totals: dict[tuple[ExecutionId, int], int] = {}
+        self.pages: dict[tuple[ExecutionId, int, int], int] = {}
+        """By sequence and index: the result that is this page."""
+        self.manifests: dict[tuple[ExecutionId, int], ManifestRow] = {}
+        self.timers: set[TimerKey] = set()
+        self.timers_of_old: list[TimerKey] = []
+        """Everyone that ever was: the reaper may have seen it and say so much later."""
         self.inbox: dict[int, bytes] = {}
         self.snapshots: dict[ExecutionId, bytes] = {}
         self.watermark = EventId(0)
@@ -83,7 +107,6 @@ class Database:
         self.late: list[Batch] = []
         """Commits that the server has, while the broker has lost its connection."""
         self._inbox_ids = 0
-        self._roads = roads_of(playbook)
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator["Database"]:
@@ -91,19 +114,22 @@ class Database:
 
     @property
     def newest_event_id(self) -> int:
-        return self.log[-1].event_id if self.log else 0
+        return self.log[-1].event_id if self.log else EVENTS_FROM
 
     def claim(self) -> int:
         self.epoch += 1
         return self.epoch
 
     def put_inbox(self, *messages: Message) -> None:
+        self._put_inbox(encode_messages(list(messages)))
+
+    def _put_inbox(self, body: bytes) -> None:
         self._inbox_ids += 1
-        self.inbox[self._inbox_ids] = encode_messages(list(messages))
+        self.inbox[self._inbox_ids] = body
 
     def ledger(self, execution_id: ExecutionId) -> Ledger:
         if execution_id not in self.ledgers:
-            self.ledgers[execution_id] = Ledger(execution_id, self._roads)
+            self.ledgers[execution_id] = Ledger(execution_id, self.catalog)
         return self.ledgers[execution_id]
 
     def events_after(self, event_id: int) -> list[Event]:
@@ -157,7 +183,26 @@ class Database:
             self._check_collection(event, read)
         for inbox_id in batch.inbox_ids:
             self.inbox.pop(inbox_id, None)
+        self._change_timers(batch)
+        self._hold_or_let_go(batch)
+        for outgoing in batch.outgoing:
+            self._put_inbox(outgoing.body)
         self.refusals += len(batch.refusals)
+
+    def _change_timers(self, batch: Batch) -> None:
+        for fired in batch.timers_fired:
+            self.timers.discard((fired.execution_id, fired.timer))
+        for timer in batch.timers:
+            assert (timer.delay_s is None) != (timer.until_ms is None), timer
+            key = (timer.execution_id, timer.timer)
+            self.timers.add(key)
+            self.timers_of_old.append(key)
+        self.timers = {key for key in self.timers if key[0] not in batch.untimed}
+
+    def _hold_or_let_go(self, batch: Batch) -> None:
+        for key, row in self.rows.items():
+            if key[0] in batch.is_held and row.worker_id is None:
+                row.is_held = batch.is_held[key[0]]
 
     def _check(self, batch: Batch) -> None:
         """What `noetl.commit_batch` refuses, in its order."""
@@ -199,18 +244,43 @@ class Database:
     def _store(self, batch: Batch) -> None:
         for result in batch.results:
             body = result.inline or (result.physical_uri or "").encode()
+            assert (result.execution_id, result.ref_id) not in self.results, result
             self.results[result.execution_id, result.ref_id] = body
         for part in batch.parts:
+            self._store_part(part)
+        for manifest in batch.manifests:
+            key = (manifest.execution_id, manifest.manifest_id)
+            assert key not in self.manifests, manifest
+            self.manifests[key] = manifest
+            if manifest.kind == "pages":
+                self._check_pages(key, EventId(manifest.manifest_id))
+
+    def _store_part(self, part: PartRow) -> None:
+        key = (part.execution_id, part.manifest_id, part.part_index)
+        assert key not in self.parts.keys() | self.pages.keys(), part
+        assert (part.store_tier == "result") == (part.ref_id is not None), part
+        if part.ref_id is not None:
+            self.pages[key] = part.ref_id
+        else:
             assert part.inline is not None, part
-            self.parts[part.execution_id, part.manifest_id, part.part_index] = part.inline
-        for collection in batch.collections:
-            key = (collection.execution_id, collection.manifest_id)
-            self.totals[key] = collection.item_count
+            self.parts[key] = part.inline
+
+    def _check_pages(self, key: tuple[ExecutionId, int], sequence: EventId) -> None:
+        """The list of pages has all of them, each once: those that the log says were called."""
+        called = {}
+        for event in self.ledger(key[0]).events:
+            fact = event.fact
+            if isinstance(fact, CallDone) and sequence in {fact.sequence, event.event_id}:
+                called[parse_command_id(fact.command_id).page - 1] = event.event_id
+        listed = {place[2]: ref for place, ref in self.pages.items() if place[:2] == key}
+        assert listed == called, (listed, called)
+        assert sorted(listed) == list(range(self.manifests[key].part_count)), listed
 
     def _read_by_loop(self, ledger: Ledger, event: Event) -> Envelope | None:
-        if not isinstance(event.fact, LoopStarted):
+        fact = event.fact
+        if not isinstance(fact, LoopStarted) or fact.is_cursor or fact.base is not None:
             return None
-        loop = self.playbook.steps[event.fact.step].loop
+        loop = ledger.plan.playbook.steps[fact.step].loop
         assert loop is not None, event
         if not str(loop.collection).startswith("{{ s"):
             return None
@@ -219,36 +289,125 @@ class Database:
 
     def _check_collection(self, event: Event, read: Envelope) -> None:
         """A loop over what a step returned gets all of it, the last item of a batch too."""
-        reference = read.reference
-        assert isinstance(event.fact, LoopStarted), event
+        fact, reference = event.fact, read.reference
+        assert isinstance(fact, LoopStarted), event
         assert reference is not None, event
-        if reference.type == "eventlog":
-            expected = self.results_of_loop(event.execution_id, LoopId(reference.ref_id))
-        else:
-            expected = _decode(self.results[event.execution_id, reference.ref_id])["rows"]
-        parts = [
-            self.parts[event.execution_id, event.event_id, number]
-            for number in range(event.fact.parts)
-        ]
-        assert [item for part in parts for item in _decode(part)] == expected, event
+        expected = self.document(event.execution_id, reference)
+        if isinstance(expected, dict):
+            expected = expected["rows"]
+        loop = self.ledger(event.execution_id).plan.playbook.steps[fact.step].loop
+        assert loop is not None, event
+        if loop.spec.chunk_size is not None:
+            size = loop.spec.chunk_size
+            expected = [expected[n : n + size] for n in range(0, len(expected), size)]
+        assert self.collection(event.execution_id, LoopId(event.event_id)) == expected, event
 
-    def results_of_loop(self, execution_id: ExecutionId, loop_id: LoopId) -> list[Any]:
-        results: list[Any] = [None] * self.totals.get((execution_id, loop_id), 0)
+    def collection(self, execution_id: ExecutionId, loop_id: LoopId) -> list[Any]:
+        """The items of a loop, or the indexes that it lists."""
+        count = self.manifests[execution_id, loop_id].part_count
+        parts = [self.parts[execution_id, loop_id, number] for number in range(count)]
+        return [item for part in parts for item in _decode(part)]
+
+    def document(self, execution_id: ExecutionId, reference: Reference) -> Any:
+        owner = reference.execution_id or execution_id
+        if reference.type == "eventlog":
+            return self.results_of_loop(owner, LoopId(reference.ref_id))
+        if reference.type == "pages":
+            sequence = EventId(reference.ref_id)
+            return collected(self.page_rule(owner, sequence), self.pages_of(owner, sequence))
+        return _decode(self.results[owner, reference.ref_id])
+
+    def page_rule(self, execution_id: ExecutionId, sequence: EventId) -> PageRule:
+        meta = _decode(self.manifests[execution_id, sequence].meta or "{}")
+        return PageRule(meta["collect"], meta["merge_path"])
+
+    def pages_of(
+        self,
+        execution_id: ExecutionId,
+        sequence: EventId,
+        fresh: Mapping[int, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        found = {
+            index: _decode(self.results[execution_id, ref_id])
+            for (owner, manifest_id, index), ref_id in self.pages.items()
+            if (owner, manifest_id) == (execution_id, sequence)
+        } | dict(fresh)
+        row = self.manifests.get((execution_id, sequence))
+        count = max((index + 1 for index in found), default=0) if row is None else row.part_count
+        return [found.get(index) for index in range(count)]
+
+    def results_of_loop(
+        self,
+        execution_id: ExecutionId,
+        loop_id: LoopId,
+        *,
+        fresh: Mapping[int, Any] = MappingProxyType({}),
+        base: LoopId | None = None,
+    ) -> list[Any]:
+        values: dict[int, Any] = {}
+        for index, event in self._ends(execution_id, loop_id, base).items():
+            fact = event.fact
+            if not isinstance(fact, CallDone | RetryCompleted):
+                values[index] = None
+            elif self._is_value(event):
+                reference = fact.result.reference
+                values[index] = reference and self.document(execution_id, reference)
+        values |= fresh
+        row = self.manifests.get((execution_id, loop_id if base is None else base))
+        if row is None:
+            return [values[index] for index in sorted(values)]
+        return [values.get(index) for index in range(row.item_count)]
+
+    def undone_of_loop(self, execution_id: ExecutionId, loop_id: LoopId) -> list[int]:
+        row = self.manifests.get((execution_id, loop_id))
+        ends = self._ends(execution_id, loop_id)
+        done = {i for i, event in ends.items() if isinstance(event.fact, CallDone | RetryCompleted)}
+        return [index for index in range(row.item_count if row else 0) if index not in done]
+
+    def _is_value(self, event: Event) -> bool:
+        """A frame of a cursor that claimed nothing gives no value."""
+        fact = event.fact
+        if not isinstance(fact, CallDone) or (event.execution_id, fact.loop_id) in self.manifests:
+            return True
+        return bool(fact.frame_rows)
+
+    def _ends(
+        self, execution_id: ExecutionId, loop_id: LoopId, base: LoopId | None = None
+    ) -> dict[int, Event]:
+        """How each item that has ended did so, in whichever activation of the loop."""
+        loop_ids = {loop_id, *self._activations(execution_id, base or loop_id)}
+        ends: dict[int, Event] = {}
         for event in self.ledger(execution_id).events:
             fact = event.fact
-            if isinstance(fact, CallDone) and fact.loop_id == loop_id:
-                assert fact.iter_index is not None, fact
-                results[fact.iter_index] = _decode(self.results[execution_id, event.event_id])
-        return results
+            if not isinstance(fact, CallDone | CallFailed | CommandExpired | RetryCompleted):
+                continue
+            if fact.loop_id not in loop_ids or fact.iter_index is None:
+                continue
+            if isinstance(fact, RetryCompleted) or fact.again is None:
+                ends[fact.iter_index] = event
+        return ends
+
+    def _activations(self, execution_id: ExecutionId, loop_id: LoopId) -> Iterator[LoopId]:
+        yield loop_id
+        row = self.manifests.get((execution_id, loop_id))
+        base = None if row is None or row.meta is None else _decode(row.meta).get("base")
+        if base is not None:
+            yield from self._activations(execution_id, LoopId(int(base)))
 
     def check(self) -> None:
-        """Command rows are what the log says they are."""
+        """Rows of commands and timers are what the log says they are."""
         open_commands = {
             (execution_id, command_id)
             for execution_id, ledger in self.ledgers.items()
-            for command_id in ledger.state.commands
+            for command_id, command in ledger.state.commands.items()
+            if command.parked is None
         }
         assert open_commands == self.rows.keys() | self.vanished, (open_commands, self.rows)
+        for key, row in self.rows.items():
+            is_paused = self.ledgers[key[0]].state.status == "PAUSED"
+            assert row.worker_id is not None or row.is_held == is_paused, (key, is_paused)
+        for execution_id, timer in self.timers:
+            assert self.ledgers[execution_id].state.is_open, (execution_id, timer)
 
 
 def _event_id(event: Event) -> int:
@@ -289,7 +448,7 @@ class Results:
         return stored(document)
 
     async def get(self, conn: Database, execution_id: ExecutionId, reference: Reference) -> Any:
-        return _decode(conn.results[execution_id, reference.ref_id])
+        return conn.document(execution_id, reference)
 
     async def read_stored(self, _execution_id: ExecutionId, stored: Stored) -> Any:
         return _document(stored)
@@ -300,12 +459,29 @@ class Results:
         execution_id: ExecutionId,
         loop_id: LoopId,
         *,
-        fresh: Mapping[int, Stored] = MappingProxyType({}),
+        fresh: Mapping[int, Stored | Resolved] = MappingProxyType({}),
+        base: LoopId | None = None,
     ) -> list[Any]:
-        results = conn.results_of_loop(execution_id, loop_id)
-        for index, stored in fresh.items():
-            results[index] = _document(stored)
-        return results
+        values = {index: _document(item) for index, item in fresh.items()}
+        return conn.results_of_loop(execution_id, loop_id, fresh=values, base=base)
+
+    async def undone_of_loop(
+        self, conn: Database, execution_id: ExecutionId, loop_id: LoopId
+    ) -> list[int]:
+        return conn.undone_of_loop(execution_id, loop_id)
+
+    async def pages(
+        self,
+        conn: Database,
+        execution_id: ExecutionId,
+        sequence: EventId,
+        *,
+        fresh: Mapping[int, Stored] = MappingProxyType({}),
+        rule: tuple[str, str] | None = None,
+    ) -> Any:
+        documents = {index: _document(stored) for index, stored in fresh.items()}
+        known = conn.page_rule(execution_id, sequence) if rule is None else PageRule(*rule)
+        return collected(known, conn.pages_of(execution_id, sequence, documents))
 
     async def part(
         self, conn: Database, execution_id: ExecutionId, loop_id: LoopId, part: int
@@ -321,7 +497,9 @@ def stored(document: Any, *, is_large: bool = False) -> Stored:
     return Stored(tier="db", size=len(body), sha256=b"", inline=body)
 
 
-def _document(stored: Stored) -> Any:
+def _document(stored: Stored | Resolved) -> Any:
+    if isinstance(stored, Resolved):
+        return stored.document
     return _decode(stored.inline or (stored.uri or "").encode())
 
 
@@ -338,8 +516,9 @@ def in_memory() -> Iterator[None]:
         yield
 
 
-async def _commit(conn: Database, batch: Batch) -> None:
+async def _commit(conn: Database, batch: Batch) -> set[ShardId]:
     conn.commit(batch)
+    return {SHARD} if batch.outgoing else set()
 
 
 async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None]:
@@ -360,8 +539,8 @@ async def _tails(conn: Database, after: dict[ExecutionId, EventId]) -> list[Even
     ]
 
 
-async def _playbook(_playbooks: Playbooks, conn: Database, _catalog_id: CatalogId) -> Playbook:
-    return conn.playbook
+async def _playbook(_playbooks: Playbooks, conn: Database, catalog_id: CatalogId) -> Playbook:
+    return conn.catalog[catalog_id].playbook
 
 
 class _Log:

@@ -2,19 +2,22 @@
 
     gateway ─> inbox ─┐                                         ┌─> projection ─> snapshots
                       ├─> BrokerProcess (the real Broker) ─> Database ─> command rows ─> Worker
-    worker ──> wire ──┘                                         └─> reaper ─> wire
+    worker ──> wire ──┘                                         ├─> reaper ─> wire
+                                                                └─> inbox (parents and children)
 
 `noetl_broker.advance.Broker` runs as it is, with accept, fold, decide and brief_for; what is made
 up here is everything it talks to. Faults are methods and arguments: who uses none of them has the
 undisturbed system. Run it inside `in_memory()`.
+
+The wire loses, repeats and reorders; the inbox gives what is in it once and in its order.
 """
 
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import asyncpg
-import msgspec
 
 from noetl_broker.advance import Broker
 from noetl_broker.states import States
@@ -23,26 +26,52 @@ from noetl_core.domain.analysis import pushed_paths
 from noetl_core.domain.brief import Brief, decode_brief
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import CatalogId, EpochId, ExecutionId, ShardId, WorkerId
+from noetl_core.domain.ids import EpochId, ExecutionId, WorkerId
+from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.state import ExecutionState
+from noetl_core.domain.timers import wait_timer
 from noetl_core.wire.messages import (
     Barrier,
     Cancel,
     Claimed,
     Done,
+    Due,
     Expired,
     Failed,
     Message,
+    Parked,
+    Partial,
+    Pause,
     Reconcile,
+    Resume,
+    Retry,
+    Signal,
     Start,
     encode_messages,
 )
 from support.ledger import encode_state
-from support.memory_database import FORGER, CommitFault, Database, Key, Results, stored
-from support.playbooks import Plan, plan_of
+from support.memory_database import (
+    EVENTS_FROM,
+    FORGER,
+    SHARD,
+    CommitFault,
+    Database,
+    Key,
+    Results,
+    TimerKey,
+    stored,
+)
+from support.playbooks import (
+    APPROVERS,
+    CATALOG,
+    CHILD_CATALOGS,
+    NEXT_CALL,
+    RETURN_STEPS,
+    Plan,
+    Tool,
+    plan_of,
+)
 
-SHARD = ShardId(0)
-CATALOG = CatalogId(7)
 ROUNDS_MAX = 300
 """A round runs every command that is open, so this is the longest chain a case can have."""
 
@@ -119,7 +148,9 @@ class Worker:
         self._number = number
         self._lives = 0
         self.running: dict[Key, Brief] = {}
-        self.finished: dict[Key, Done | Failed] = {}
+        self.finished: dict[Key, Done | Failed | Parked] = {}
+        self._sent: Counter[Key] = Counter()
+        """How many chunks of a result are on their way."""
         self.is_suspended = False
 
     @property
@@ -129,9 +160,10 @@ class Worker:
     def lease(self, limit: int) -> None:
         taken: list[Message] = []
         for key, row in self._world.database.rows.items():
-            if row.worker_id is None and len(taken) < limit:
+            if row.worker_id is None and not row.is_held and len(taken) < limit:
                 row.worker_id = self.name
-                self.running[key] = decode_brief(row.payload)
+                self.running[key] = brief = decode_brief(row.payload)
+                self._sent[key] = brief.chunks
                 taken.append(Claimed(execution_id=key[0], command_id=key[1], worker_id=self.name))
         if taken:
             self._world.publish(*taken)
@@ -139,7 +171,19 @@ class Worker:
     def finish(self, limit: int, *, newest_first: bool = False) -> None:
         keys = list(self.running)[::-1] if newest_first else list(self.running)
         for key in keys[:limit]:
-            self.finished[key] = self._world.run(key, self.running.pop(key), self.name)
+            brief = self.running[key]
+            self.stream(COMMANDS_MAX, key)
+            self.finished[key] = self._world.run(key, brief, self.name)
+            del self.running[key]
+
+    def stream(self, limit: int, *keys: Key) -> None:
+        """Send the next chunks of what is running, and go on with it."""
+        for key in keys or self.running:
+            brief = self.running[key]
+            chunks = self._world.tool_of(key, brief).chunks
+            for number in range(self._sent[key], min(chunks, self._sent[key] + limit)):
+                self._sent[key] = number + 1
+                self._world.send_chunk(key, brief, self.name, number)
 
     def report(self, limit: int = COMMANDS_MAX, *, one_by_one: bool = False) -> None:
         """Publish what is finished; it is kept until the row is gone."""
@@ -157,6 +201,7 @@ class Worker:
     def crash(self) -> None:
         self.running.clear()
         self.finished.clear()
+        self._sent.clear()
         self.is_suspended = False
         self._lives += 1
 
@@ -197,6 +242,10 @@ class Projection:
             assert encode_state(state) == encode_state(ledger.state), (state, ledger.state)
 
 
+Road = Literal["wire", "inbox"]
+"""How workers and the reaper reach the broker: as usual, or when there is no NATS."""
+
+
 class Ending(NamedTuple):
     """How an execution ended: what two runs of one plan can be compared by."""
 
@@ -205,9 +254,11 @@ class Ending(NamedTuple):
 
 
 class World:
-    def __init__(self, plan: Plan, *, executions: int = 1, workers: int = 2) -> None:
+    def __init__(
+        self, plan: Plan, *, executions: int = 1, workers: int = 2, road: Road = "wire"
+    ) -> None:
         self.plan = plan
-        self.database = Database(plan.playbook)
+        self.database = Database(plan.catalog)
         self.wire: list[bytes] = []
         self.broker = BrokerProcess(self.database)
         self.sleeping: list[BrokerProcess] = []
@@ -215,9 +266,13 @@ class World:
         self.workers = [Worker(self, number) for number in range(workers)]
         self.projection = Projection(self.database)
         self.execution_ids = [ExecutionId(number) for number in range(1, executions + 1)]
-        self.cancelled: set[ExecutionId] = set()
+        """Those that somebody started; others are their children."""
+        self.meddled: set[ExecutionId] = set()
+        """Of those, the ones that do not end as if nobody had done anything."""
+        self._road = road
         self._barriers = 0
         self._forged: set[Key] = set()
+        self._signals: Counter[ExecutionId] = Counter()
         for execution_id in self.execution_ids:
             self.start(execution_id)
 
@@ -235,12 +290,32 @@ class World:
             )
         )
 
-    def cancel(self, execution_id: ExecutionId) -> None:
-        self.cancelled.add(execution_id)
-        self.database.put_inbox(Cancel(execution_id=execution_id, reason="asked for"))
+    def tell(self, message: Cancel | Pause | Resume | Retry | Signal, *, twice: bool) -> None:
+        """What a client was promised: it is in the inbox, and often on the wire as well."""
+        self.database.put_inbox(message)
+        if twice:
+            self.publish(message)
+        if not isinstance(message, Pause | Resume):
+            self.meddled.add(self.root_of(message.execution_id))
+
+    def signal(
+        self, execution_id: ExecutionId, name: str, *, by: str = "", approved: bool = True
+    ) -> Signal:
+        self._signals[execution_id] += 1
+        return Signal(
+            execution_id=execution_id,
+            signal_id=self._signals[execution_id],
+            name=name,
+            by=by,
+            approved=approved,
+            data=stored({"rows": [name], "ok": approved}),
+        )
 
     def publish(self, *messages: Message) -> None:
-        self.wire.append(encode_messages(list(messages)))
+        if self._road == "inbox":
+            self.database.put_inbox(*messages)
+        else:
+            self.wire.append(encode_messages(list(messages)))
 
     def barrier(self) -> None:
         self._barriers += 1
@@ -254,40 +329,103 @@ class World:
                     Expired(execution_id=key[0], command_id=key[1], reason="the lease ran out")
                 )
         moving = {key[0] for key in self.database.rows}
-        for execution_id in sorted({key[0] for key in self.database.vanished} - moving):
+        waiting = {key[0] for key in self.database.timers if key[1].startswith("wait:")}
+        idle = {key[0] for key in self.database.vanished} - moving - waiting
+        for execution_id in sorted(idle):
             self.publish(Reconcile(execution_id=execution_id))
 
-    def run(self, key: Key, brief: Brief, worker_id: WorkerId) -> Done | Failed:
+    def fire(self, timer: TimerKey, *, meddling: bool = False) -> None:
+        """The reaper has seen that it is due. Only who meddles ends more than a plain wait."""
+        execution_id, name = timer
+        if self._wait_of(timer) is not None:
+            self.publish(Due(execution_id=execution_id, timer=name))
+        elif meddling:
+            self.meddled.add(self.root_of(execution_id))
+            self.publish(Due(execution_id=execution_id, timer=name))
+
+    def _wait_of(self, timer: TimerKey) -> str | None:
+        """The timer of a command that waits for nothing else, if this is one."""
+        for command_id, command in self.database.ledgers[timer[0]].state.commands.items():
+            parked = command.parked
+            if wait_timer(command_id) == timer[1] and parked is not None:
+                return timer[1] if parked.kind == "wait" and not parked.signal else None
+        return None
+
+    def root_of(self, execution_id: ExecutionId) -> ExecutionId:
+        ledger = self.database.ledgers.get(execution_id)
+        parent = None if ledger is None else ledger.state.parent_execution_id
+        return execution_id if parent is None else self.root_of(parent)
+
+    # What tools do
+
+    def tool_of(self, key: Key, brief: Brief) -> Tool:
+        return self.database.ledgers[key[0]].plan.tools[brief.step]
+
+    def run(self, key: Key, brief: Brief, worker_id: WorkerId) -> Done | Failed | Parked:
         """The tool of a command, told by the plan what to answer."""
-        element = brief.element
         self._check_brief(key, brief)
-        tool = self.plan.tools[brief.step]
+        tool = self.tool_of(key, brief)
+        playbook = self.database.ledgers[key[0]].plan.playbook
+        index = None if brief.element is None else brief.element.index
+        place: dict[str, Any] = {
+            "execution_id": key[0],
+            "command_id": key[1],
+            "worker_id": worker_id,
+        }
         answer = tool.answer(
-            brief.step,
-            visit=brief.visit,
-            index=None if element is None else element.index,
-            attempt=brief.attempt,
+            brief.step, visit=brief.visit, index=index, attempt=brief.attempt, page=brief.page
         )
         if not answer.ok:
-            return Failed(
+            error = ToolError(kind="boom", message="it was to fail")
+            return Failed(error=error, ctx=answer.ctx, **place)
+        match playbook.steps[brief.step].tool[0].kind:
+            case "playbook":
+                return Parked(kind="playbook", **self._child_of(key, tool), **place)
+            case "wait":
+                return Parked(kind="wait", **_WAITS[tool.wait], **place)
+            case "approval":
+                details = {"approvers": list(APPROVERS)}
+                return Parked(kind="approval", signal=brief.step, details=details, **place)
+        loop = playbook.steps[brief.step].loop
+        is_cursor = loop is not None and loop.cursor is not None
+        return Done(
+            stored=stored(answer.value, is_large=tool.is_large),
+            context=self._pushed(playbook, brief, answer.value) if tool.pushes else {},
+            ctx=answer.ctx,
+            frame_rows=answer.frame_rows if is_cursor else None,
+            chunks=tool.chunks,
+            **place,
+        )
+
+    def _child_of(self, key: Key, tool: Tool) -> dict[str, Any]:
+        """A playbook that calls itself does so once."""
+        is_root = self.database.ledgers[key[0]].state.depth == 0
+        name = tool.child if is_root or tool.child != "itself" else "one"
+        return {
+            "catalog_id": CHILD_CATALOGS[name],
+            "path": name,
+            "version": 1,
+            "payload": stored({"flag": True}) if tool.flag == "yes" else None,
+            "return_step": RETURN_STEPS.get(name),
+            "until_ms": 1 if tool.wait == "for a signal in time" else None,
+        }
+
+    def send_chunk(self, key: Key, brief: Brief, worker_id: WorkerId, number: int) -> None:
+        value = {"ok": number % 2 == 0, "rows": [number]}
+        self.database.put_inbox(
+            Partial(
                 execution_id=key[0],
                 command_id=key[1],
                 worker_id=worker_id,
-                error=ToolError(kind="boom", message="it was to fail"),
-                ctx=answer.ctx,
+                chunk_index=number,
+                stored=stored(value),
+                context={"data.ok": value["ok"]} if self.tool_of(key, brief).pushes else {},
             )
-        return Done(
-            execution_id=key[0],
-            command_id=key[1],
-            worker_id=worker_id,
-            stored=stored(answer.value, is_large=tool.is_large),
-            context=self._pushed(brief, answer.value) if tool.pushes else {},
-            ctx=answer.ctx,
         )
 
-    def _pushed(self, brief: Brief, value: dict[str, Any]) -> dict[str, Any]:
+    def _pushed(self, playbook: Playbook, brief: Brief, value: dict[str, Any]) -> dict[str, Any]:
         found = {}
-        for path in pushed_paths(self.plan.playbook, brief.step):
+        for path in pushed_paths(playbook, brief.step):
             inner: Any = value
             for name in path.removeprefix("data.").split("."):
                 inner = inner.get(name) if isinstance(inner, dict) else None
@@ -296,24 +434,45 @@ class World:
         return found
 
     def _check_brief(self, key: Key, brief: Brief) -> None:
+        """A command is told what it needs: its item, the next call of its page, what came in."""
+        self._check_element(key, brief)
+        playbook = self.database.ledgers[key[0]].plan.playbook
+        on_success = playbook.steps[brief.step].retry.on_success
+        turns = on_success is not None and on_success.next_call == NEXT_CALL and brief.page > 1
+        assert brief.call == ({"params": {"page": brief.page}} if turns else {}), brief
+
+    def _check_element(self, key: Key, brief: Brief) -> None:
         """An item is the one that the collection has at its index."""
-        if brief.element is None:
-            return
         element = brief.element
-        part = msgspec.json.decode(self.database.parts[key[0], element.loop_id, element.part])
-        assert element.value == part[element.offset], element
-        assert element.total == self.database.totals[key[0], element.loop_id], element
+        if element is None or (key[0], element.loop_id) not in self.database.manifests:
+            return
+        items = self.database.collection(key[0], element.loop_id)
+        assert element.value == items[element.index], element
+        assert element.total == len(items), element
         assert element.index == element.offset, element
 
     # Faults
 
     def letters(self, picks: Iterable[int] | None = None) -> list[Letter]:
         """What the broker could take: everything in order, or what is picked, in that order."""
-        waiting = [Letter(SHARD, body) for body in self.wire]
-        waiting += [Letter(SHARD, body, number) for number, body in self.database.inbox.items()]
-        if picks is None or not waiting:
-            return waiting
-        return [waiting[pick % len(waiting)] for pick in picks]
+        wire = [Letter(SHARD, body) for body in self.wire]
+        inbox = [Letter(SHARD, body, number) for number, body in self.database.inbox.items()]
+        if picks is None:
+            return wire + inbox
+        picked = []
+        count = len(wire) + len(inbox)
+        for pick in picks if count else ():
+            number = pick % count
+            if number < len(wire):
+                picked.append(wire[number])
+            elif inbox:
+                picked.append(inbox.pop(0))
+        return picked
+
+    def letters_backwards(self) -> list[Letter]:
+        """The inbox is read in its order whatever happens, the wire is not."""
+        wire = [Letter(SHARD, body) for body in reversed(self.wire)]
+        return self.letters()[len(wire) :] + wire
 
     def advance(
         self, letters: list[Letter], fault: CommitFault = "none", *, acknowledged: bool = True
@@ -357,14 +516,13 @@ class World:
         if held:
             execution_id, command_id = key = held[pick % len(held)]
             self._forged.add(key)
-            self.publish(
-                Done(
-                    execution_id=execution_id,
-                    command_id=command_id,
-                    worker_id=FORGER,
-                    stored=stored("forged"),
-                )
-            )
+            place: dict[str, Any] = {
+                "execution_id": execution_id,
+                "command_id": command_id,
+                "worker_id": FORGER,
+            }
+            self.publish(Done(stored=stored("forged"), **place))
+            self.publish(Parked(kind="wait", signal="never", **place))
 
     def die_of_a_command(self, number: int) -> None:
         """A worker leases a command and dies; the lease runs out, and it is issued again."""
@@ -387,32 +545,53 @@ class World:
 
     # To the end
 
-    def finish(self) -> None:
+    def finish(self, *, one_by_one: bool = False) -> None:
         """Faults off: heal everything and run until nothing is left to do."""
         for _ in range(ROUNDS_MAX):
             if self._is_over():
                 return
-            self.calm_round()
+            self.calm_round(one_by_one=one_by_one)
         raise AssertionError(
             f"it does not end: {[x.state for x in self.database.ledgers.values()]}"
         )
 
-    def calm_round(self) -> None:
+    def calm_round(self, *, one_by_one: bool = False) -> None:
         """Everybody does his work once; nothing goes wrong."""
         self.database.settle_late()
         if self.broker.in_hand:
             self.advance([])
-        self.advance(self.letters())
+        self._take_all(one_by_one=one_by_one)
         for worker in self.workers:
             worker.is_suspended = False
             worker.heartbeat()
-            worker.lease(COMMANDS_MAX)
+            worker.lease(-(-len(self.database.rows) // len(self.workers)))
+        for worker in self.workers:
             worker.finish(COMMANDS_MAX)
-            worker.report()
-        self.advance(self.letters())
+            worker.report(one_by_one=one_by_one)
+        self._take_all(one_by_one=one_by_one)
         self._lapse_ghosts()
         self.sweep()
+        self._end_waits()
         self.projection.project(EVENTS_MAX)
+
+    def _take_all(self, *, one_by_one: bool) -> None:
+        letters = self.letters()
+        for batch in [[letter] for letter in letters] if one_by_one else [letters]:
+            self.advance(batch)
+
+    def _end_waits(self) -> None:
+        """Time passes for what waits for time, somebody says what others wait for, and nobody has
+        a reason to pause any more. What has a limit keeps to it."""
+        for timer in sorted(self.database.timers):
+            if self._wait_of(timer) is not None:
+                self.fire(timer)
+        for execution_id, ledger in list(self.database.ledgers.items()):
+            if ledger.state.status == "PAUSED":
+                self.database.put_inbox(Resume(execution_id=execution_id))
+            for command in ledger.state.commands.values():
+                if command.parked is not None and command.parked.signal:
+                    by = (*command.parked.approvers, "")[0]
+                    self.database.put_inbox(self.signal(execution_id, command.parked.signal, by=by))
 
     def _lapse_ghosts(self) -> None:
         alive = {worker.name for worker in self.workers}
@@ -424,7 +603,8 @@ class World:
         return (
             not self.wire
             and not self.database.inbox
-            and all(e in ledgers and ledgers[e].state.is_terminal for e in self.execution_ids)
+            and all(execution_id in ledgers for execution_id in self.execution_ids)
+            and all(ledger.state.is_terminal for ledger in ledgers.values() if ledger.events)
             and self.database.watermark == self.database.newest_event_id
         )
 
@@ -433,29 +613,49 @@ class World:
     def check(self) -> None:
         self.database.check()
         self.broker.check()
+        if not self.database.inbox and not self.database.late:
+            self._check_families()
+
+    def _check_families(self) -> None:
+        """Nobody waits for a child that has ended; nobody runs for a parent that does not wait."""
+        waiting: dict[ExecutionId, Key] = {}
+        for execution_id, ledger in self.database.ledgers.items():
+            for command_id, command in ledger.state.commands.items():
+                child = None if command.parked is None else command.parked.child
+                if child is not None:
+                    waiting[child] = (execution_id, command_id)
+        for child, key in waiting.items():
+            assert not self.database.ledgers[child].state.is_terminal, (child, key)
+        for execution_id, ledger in self.database.ledgers.items():
+            if execution_id > EVENTS_FROM and ledger.state.is_open and not ledger.state.generation:
+                state = ledger.state
+                parent = (state.parent_execution_id, state.parent_command_id)
+                assert waiting.get(execution_id) == parent, (execution_id, parent)
 
     def check_end(self) -> None:
         self.check()
         self.projection.check()
         assert not self.database.rows, self.database.rows
+        assert not self.database.timers, self.database.timers
         for ledger in self.database.ledgers.values():
-            ledger.check_end()
-            # Any prefix will do; the checksum of the log picks one that a failure repeats.
-            ledger.check_prefix(ledger.events[-1].event_id * 7919 % len(ledger.events))
+            assert all(child in self.database.ledgers for child in ledger.children), ledger.children
+            if ledger.events:
+                ledger.check_end()
+                # Any prefix will do; the checksum of the log picks one that a failure repeats.
+                ledger.check_prefix(ledger.events[-1].event_id * 7919 % len(ledger.events))
         if self.plan.is_confluent:
             self._check_endings()
 
     def _check_endings(self) -> None:
         """Whatever went wrong on the way, it ends as if nothing had."""
-        undisturbed: Ending | None = None
-        for execution_id, ledger in self.database.ledgers.items():
-            if execution_id in self.cancelled or ledger.lost_for_good:
-                continue
-            undisturbed = undisturbed or undisturbed_ending(self.plan.throws)
-            assert self.ending(execution_id) == undisturbed, (
-                self.ending(execution_id),
-                undisturbed,
-            )
+        lost = {self.root_of(e) for e, x in self.database.ledgers.items() if x.lost_for_good}
+        for execution_id in self.execution_ids:
+            if execution_id not in self.meddled | lost:
+                undisturbed = undisturbed_ending(self.plan.throws)
+                assert self.ending(execution_id) == undisturbed, (
+                    self.ending(execution_id),
+                    undisturbed,
+                )
 
     def ending(self, execution_id: ExecutionId) -> Ending:
         state = self.database.ledgers[execution_id].state
@@ -463,6 +663,18 @@ class World:
             return Ending(state.status, ())
         visits = [(name, step.visit, step.status) for name, step in state.steps.items()]
         return Ending(state.status, tuple(sorted(visits)))
+
+    def keys(self) -> Counter[tuple[int, str]]:
+        """What is in the log, whatever the order and the ids: by playbook, how often each key."""
+        ledgers = self.database.ledgers.values()
+        return Counter((x.state.catalog_id, key) for x in ledgers for key in x.keys)
+
+
+_WAITS: dict[str, dict[str, Any]] = {
+    "for time": {"until_ms": 1},
+    "for a signal": {"signal": "go"},
+    "for a signal in time": {"signal": "go", "until_ms": 1},
+}
 
 
 @lru_cache(maxsize=64)
