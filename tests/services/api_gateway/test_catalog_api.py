@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from noetl_core.domain.errors import PlaybookInvalidError
-from noetl_core.domain.parse import PATH_LENGTH_MAX, parse_playbook, warnings_of
-from noetl_core.wire import http
+from noetl_core.domain.parse import parse_playbook, warnings_of
 from services.api_gateway.conftest import Client
 from services.api_gateway.given import HELLO, registered
 
@@ -90,10 +89,6 @@ async def test_every_way_in_gives_the_same_problems_and_warnings(client: Client)
     assert checked["valid"]
     assert not_kept["problems"] == not_valid["problems"] == problems
     assert not not_valid["valid"]
-
-
-def test_a_path_may_be_as_long_in_a_playbook_as_in_a_request() -> None:
-    assert PATH_LENGTH_MAX == http.PATH_LENGTH_MAX
 
 
 async def test_a_playbook_is_read_by_path_and_version(client: Client) -> None:

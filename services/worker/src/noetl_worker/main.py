@@ -22,6 +22,7 @@ from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
 from noetl_worker.held import Held
+from noetl_worker.hiding import hide_environment
 from noetl_worker.lease import Leaser
 from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
@@ -48,6 +49,7 @@ POOL_SIZE_MAX = 4
 async def start(service: Service[WorkerConfig]) -> None:
     config = service.config
     check_config(config)
+    hide_environment()
     pool = await service.open(_open_pool(config))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(

@@ -29,7 +29,7 @@ from noetl_core.domain.json_schema_words import (
     text,
     whole,
 )
-from noetl_core.domain.parse import API_VERSIONS, PATH_LENGTH_MAX
+from noetl_core.domain.parse import API_VERSIONS
 from noetl_core.domain.parse_call import ATTEMPTS_MAX, CIRCUIT_FAILURES_MAX, PAGES_MAX
 from noetl_core.domain.parse_step import (
     CHUNK_SIZE_MAX,
@@ -44,6 +44,7 @@ from noetl_core.domain.parse_tool import ATTEMPTS_MAX as TASK_ATTEMPTS_MAX
 from noetl_core.domain.parse_tool import TASKS_MAX
 from noetl_core.domain.playbook import (
     PAGES_DEFAULT,
+    PATH_LENGTH_MAX,
     POOL_DEFAULT,
     RETRY_ATTEMPTS_DEFAULT,
     SHARD_RETRIES_DEFAULT,

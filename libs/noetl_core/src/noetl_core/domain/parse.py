@@ -13,6 +13,7 @@ from noetl_core.domain.ids import StepName
 from noetl_core.domain.parse_step import Context, read_step, step_name
 from noetl_core.domain.parse_tool import Places, read_workbook
 from noetl_core.domain.playbook import (
+    PATH_LENGTH_MAX,
     Defaults,
     Executor,
     ExecutorPolicy,
@@ -27,7 +28,6 @@ from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, Sequence, data_of
 
 API_VERSIONS = ("noetl.io/v2", "noetl.io/v10")
 
-PATH_LENGTH_MAX = 512
 
 _WARNINGS = f"{__name__}.warnings"
 

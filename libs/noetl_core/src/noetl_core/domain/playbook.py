@@ -11,6 +11,7 @@ import msgspec
 
 from noetl_core.domain.ids import StepName
 
+PATH_LENGTH_MAX = 512
 MAX_IN_FLIGHT_DEFAULT = 100
 FANOUT_WINDOW_DEFAULT = 500
 CURSOR_SLOTS_DEFAULT = 4

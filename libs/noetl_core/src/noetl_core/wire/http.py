@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from noetl_core.domain.errors import Problem, ToolError
+from noetl_core.domain.playbook import PATH_LENGTH_MAX
 from noetl_core.domain.progress import StepProgress
 from noetl_core.domain.state import ExecutionStatus, StepStatus
 
@@ -24,7 +25,6 @@ PAGE_SIZE_MAX = 1000
 WAIT_SECONDS_MAX = 60.0
 ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
-PATH_LENGTH_MAX = 512
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 
