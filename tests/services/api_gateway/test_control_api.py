@@ -16,6 +16,7 @@ from noetl_core.domain.events import (
     Event,
     ExecutionFailed,
     ExecutionStarted,
+    Given,
     Hop,
     StepEntered,
     StepExited,
@@ -158,7 +159,8 @@ class TestRetry:
         self, client: Client, pool: Pool
     ) -> None:
         await an_execution(pool, 1, status="FAILED")
-        await a_state(pool, ExecutionState(execution_id=ExecutionId(1), interrupted={LOAD: 1}))
+        interrupted = {LOAD: [Given()]}
+        await a_state(pool, ExecutionState(execution_id=ExecutionId(1), interrupted=interrupted))
 
         status = (await client.post("/api/executions/1/retry")).status_code
 

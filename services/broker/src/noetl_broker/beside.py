@@ -15,6 +15,7 @@ from noetl_core.domain.events import (
     ExecutionFailed,
     ExecutionPaused,
     ExecutionResumed,
+    ExecutionRetried,
     ExecutionStarted,
     RetryCompleted,
     StepAborted,
@@ -23,7 +24,12 @@ from noetl_core.domain.events import (
 from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, parse_command_id
 from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.state import ExecutionState
-from noetl_core.domain.timers import EXECUTION_TIMER, is_timed_by_broker, step_timer, wait_timer
+from noetl_core.domain.timers import (
+    execution_timer,
+    is_timed_by_broker,
+    step_timer,
+    wait_timer,
+)
 from noetl_core.domain.tools import PARKED_KINDS
 from noetl_core.store.batch import (
     EndedRow,
@@ -66,10 +72,11 @@ def write_beside(  # noqa: C901 - one case an event
             on_end(turn, state, event)
         case RetryCompleted() as fact:
             batch.manifests.append(_pages_manifest(execution_id, fact))
-        case ExecutionStarted():
-            if playbook.executor.spec.timeout_s is not None:
-                timeout_s = playbook.executor.spec.timeout_s
-                batch.timers.append(TimerRow(execution_id, EXECUTION_TIMER, delay_s=timeout_s))
+        case ExecutionStarted() | ExecutionRetried():
+            timeout_s = playbook.executor.spec.timeout_s
+            if timeout_s is not None:
+                timer = execution_timer(state.generation)
+                batch.timers.append(TimerRow(execution_id, timer, delay_s=timeout_s))
         case ExecutionPaused() | ExecutionResumed():
             on_pause(turn, state)
         case ExecutionFailed() | ExecutionCancelled() | ExecutionCompleted():

@@ -13,12 +13,13 @@ from noetl_core.domain.events import (
     CommandParked,
     ExecutionFailed,
     ExecutionRetried,
+    Given,
     SignalReceived,
 )
-from noetl_core.domain.ids import CommandId, EventId, ExecutionId, StepName
+from noetl_core.domain.ids import CommandId, EventId, ExecutionId
 from noetl_core.domain.retry import abort
 from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
-from noetl_core.domain.timers import EXECUTION_TIMER, parse_timer
+from noetl_core.domain.timers import execution_timer, parse_timer
 from noetl_core.wire import messages
 from noetl_core.wire.messages import ChildEnded, Due, Retry
 
@@ -94,7 +95,7 @@ def _child_error(message: ChildEnded) -> ToolError:
 def due(state: ExecutionState, message: Due) -> AnyFact | None:
     if not state.is_open:
         return None
-    if message.timer == EXECUTION_TIMER:
+    if message.timer == execution_timer(state.generation):
         error = ToolError(kind="timeout", message="the execution took longer than its timeout")
         return ExecutionFailed(error=error, generation=state.generation)
     timer = parse_timer(message.timer)
@@ -158,13 +159,20 @@ def retried(state: ExecutionState, message: Retry) -> ExecutionRetried | None:
     if not state.is_terminal:
         return None
     if message.step is not None:
-        entries: tuple[StepName, ...] = (message.step,)
         if message.step not in state.steps:
             return None
+        visits = [(message.step, state.steps[message.step].given)]
     elif state.status == "COMPLETED":
         return None
     else:
-        entries = tuple(n for n, count in sorted(state.interrupted.items()) for _ in range(count))
-    if not entries and not state.held_back:
+        found = sorted(state.interrupted.items())
+        visits = [(name, given) for name, all_given in found for given in all_given]
+    if not visits and not state.held_back:
         return None
-    return ExecutionRetried(generation=state.generation + 1, entries=entries, items=message.items)
+    given = tuple(given for _, given in visits)
+    return ExecutionRetried(
+        generation=state.generation + 1,
+        entries=tuple(name for name, _ in visits),
+        given=given if any(one != Given() for one in given) else (),
+        items=message.items,
+    )

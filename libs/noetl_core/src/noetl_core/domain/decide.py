@@ -11,6 +11,7 @@ elsewhere raises ReferenceNeeded: the caller loads it into `known` and asks agai
 """
 
 from collections.abc import Callable, Generator, Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ from noetl_core.domain.events import (
     ExecutionFailed,
     ExecutionRetried,
     ExecutionStarted,
+    Given,
     Hop,
     LoopDone,
     LoopStarted,
@@ -122,7 +124,7 @@ def decide(  # noqa: C901, PLR0911 - one case an event
             entry = fact.entry or playbook.entry_step
             return (Decision(_enter(state, entry, given=fact.input)),)
         case ExecutionRetried() as fact:
-            return _all(_enter_each(state, fact.entries))
+            return _all(_enter_again(state, fact))
         case _:
             return ()
 
@@ -226,9 +228,16 @@ def _enter_hops(
             )
 
 
-def _enter_each(state: ExecutionState, steps: tuple[StepName, ...]) -> Iterator[StepEntered]:
-    hops = tuple(Hop(step=step) for step in steps)
-    return _enter_hops(state, hops, parent_ref=None)
+def _enter_again(state: ExecutionState, fact: ExecutionRetried) -> Iterator[StepEntered]:
+    entered: dict[StepName, int] = {}
+    for step, had in zip_longest(fact.entries, fact.given, fillvalue=Given()):
+        assert not isinstance(step, Given), fact
+        ahead = entered.get(step, 0)
+        entered[step] = ahead + 1
+        parent_ref = None if had.parent_ref is None else RefId(had.parent_ref)
+        yield _enter(
+            state, step, ahead=ahead, parent_ref=parent_ref, given=had.input, chunk=had.chunk
+        )
 
 
 def _enter_with_chunk(state: ExecutionState, fact: CallPartial) -> Iterator[StepEntered]:

@@ -78,6 +78,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     result: Envelope
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a token brought into a step. A retry enters the step with the same."""
+
+    parent_ref: int | None = None
+    input: dict[str, Any] = {}
+    chunk: Chunk | None = None
+
+
 class StepEntered(Fact, frozen=True, kw_only=True, tag="step.enter"):
     """A token came in. `tokens`: how many it stands for, where they waited at a barrier."""
 
@@ -394,6 +402,8 @@ class ExecutionRetried(Fact, frozen=True, kw_only=True, tag="execution.retried")
 
     generation: int
     entries: tuple[StepName, ...]
+    given: tuple[Given, ...] = ()
+    """What each of them had been given before; left out where none was given anything."""
     items: Literal["failed", "all"] = "failed"
 
 

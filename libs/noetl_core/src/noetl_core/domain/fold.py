@@ -28,6 +28,7 @@ from noetl_core.domain.events import (
     ExecutionRetried,
     ExecutionStarted,
     FanoutStarted,
+    Given,
     Hop,
     LoopDone,
     LoopStarted,
@@ -114,8 +115,6 @@ def _apply(  # noqa: C901, PLR0912, PLR0915 - one case an event
         case ExecutionFailed():
             state.error = fact.error
             _end(state, "FAILED")
-            if fact.step is not None:
-                state.interrupted[fact.step] = state.interrupted.get(fact.step, 0) + 1
         case ExecutionCancelled():
             _end(state, "CANCELLED")
         case CheckpointCommitted():
@@ -250,6 +249,9 @@ def _enter(state: ExecutionState, fact: StepEntered) -> None:
     )
     step = state.steps.setdefault(fact.step, StepState())
     step.visit, step.status = fact.visit, "RUNNING"
+    step.given = Given(parent_ref=fact.parent_ref, input=fact.input, chunk=fact.chunk)
+    if fact.step not in state.redo:
+        step.loop_id = step.collection_id = None
 
 
 def _start_loop(state: ExecutionState, fact: LoopStarted, loop_id: LoopId) -> None:
@@ -278,12 +280,15 @@ def _start_loop(state: ExecutionState, fact: LoopStarted, loop_id: LoopId) -> No
 
 
 def _leave(state: ExecutionState, fact: StepExited | StepFailed) -> None:
-    del state.visits[visit_id(fact.step, fact.visit)]
+    visit = state.visits.pop(visit_id(fact.step, fact.visit))
+    if isinstance(fact, StepFailed) and not fact.handled:
+        _interrupt(state, visit)  # the execution fails with it
     step = state.steps[fact.step]
     step.result = fact.result
     step.error = fact.error if isinstance(fact, StepFailed) else None
     if step.visit == fact.visit:
         step.status = _LEFT_AS.get(type(fact), "COMPLETED")
+    state.redo = [name for name in state.redo if name != fact.step]
     merge_ctx(state.ctx, fact.ctx)
     _send_off(state, fact.hops)
 
@@ -301,14 +306,19 @@ def _send_off(state: ExecutionState, hops: tuple[Hop, ...]) -> None:
 def _end(state: ExecutionState, status: ExecutionStatus) -> None:
     state.status = status
     state.orphans = _children(state, state.commands)
-    state.interrupted, state.held_back = {}, dict(state.arrivals)
+    state.held_back = dict(state.arrivals)
     for visit in state.visits.values():
         state.steps[visit.step].status = "CANCELLED"
-        state.interrupted[visit.step] = state.interrupted.get(visit.step, 0) + 1
+        _interrupt(state, visit)
     state.visits.clear()
     state.arrivals.clear()
     state.commands.clear()
     state.signals = []
+
+
+def _interrupt(state: ExecutionState, visit: Visit) -> None:
+    given = Given(parent_ref=visit.parent_ref, input=visit.input, chunk=visit.chunk)
+    state.interrupted[visit.step] = [*state.interrupted.get(visit.step, ()), given]
 
 
 def _retry(state: ExecutionState, fact: ExecutionRetried) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ToolError
-from noetl_core.domain.events import Chunk
+from noetl_core.domain.events import Chunk, Given
 from noetl_core.domain.ids import (
     CatalogId,
     CommandId,
@@ -118,6 +118,8 @@ class StepState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of a loop: its latest activation."""
     collection_id: LoopId | None = None
     """And the one that stored its items."""
+    given: Given = Given()
+    """What the token of its latest visit had brought along."""
     failed_at_ms: list[int] = []
     """When calls of the step failed lately, where a circuit breaker watches it."""
     open_until_ms: int = 0
@@ -148,8 +150,9 @@ class ExecutionState(msgspec.Struct, kw_only=True, omit_defaults=True):
     generation: int = 0
     """How often it was retried after its end."""
     pauses: int = 0
-    interrupted: dict[StepName, int] = {}
-    """Of an execution that has ended before its time: which steps a retry enters again."""
+    interrupted: dict[StepName, list[Given]] = {}
+    """Of an execution that has ended before its time: which steps a retry enters again, and what
+    each of their visits had been given."""
     held_back: dict[StepName, int] = {}
     """And how many tokens waited at which barrier then."""
     orphans: list[ExecutionId] = []

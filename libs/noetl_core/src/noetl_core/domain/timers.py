@@ -1,6 +1,7 @@
 """Timers: what must happen at a moment although nobody does anything. Rows of noetl.timer.
 
 execution         the whole execution is out of time
+execution:2       the same, since it was retried for the second time
 step:load.2       a visit of a step is
 wait:load.2#1     a parked command has waited long enough
 """
@@ -11,8 +12,6 @@ from noetl_core.domain.ids import CommandId, VisitId, visit_id
 from noetl_core.domain.playbook import Step
 from noetl_core.domain.tools import PARKED_KINDS
 
-EXECUTION_TIMER = "execution"
-
 _STEP = "step:"
 _WAIT = "wait:"
 
@@ -20,6 +19,11 @@ _WAIT = "wait:"
 class Timer(NamedTuple):
     visit_id: VisitId | None = None
     command_id: CommandId | None = None
+
+
+def execution_timer(generation: int) -> str:
+    """A retry has a time of its own: what is said of the time before must not end it."""
+    return f"execution:{generation}" if generation else "execution"
 
 
 def step_timer(step: str, visit: int) -> str:
