@@ -54,7 +54,8 @@ from noetl_core.domain.ids import (
     parse_command_id,
 )
 from noetl_core.domain.playbook import Playbook, Step, per_playbook
-from noetl_core.domain.state import ExecutionState, OpenCommand
+from noetl_core.domain.state import ExecutionState, OpenCommand, Visit
+from noetl_core.domain.timers import is_timed_by_broker
 from support.playbooks import ERROR_GUARDS, Plan
 
 LOSSES_MAX = 5
@@ -66,6 +67,8 @@ Left = StepExited | StepFailed
 Item = tuple[str, int, int | None]
 """A call of a step: its visit, and the item of the loop."""
 Page = tuple[str, int, int | None, int]
+Given = tuple[StepName, bytes]
+"""A step, and what the token that entered it had brought along."""
 
 _ENDS = (ExecutionCompleted, ExecutionFailed, ExecutionCancelled)
 _NEVER_BETTER = {"template_rendering", "playbook_invalid"}
@@ -99,6 +102,13 @@ class Ledger:
         self._parked: dict[CommandId, CommandParked] = {}
         self._reentered: list[StepName] = []
         """Steps that a retry of the execution has still to enter."""
+        self._cut_off: list[Given] = []
+        """What the visits that were under way at the end had been given."""
+        self._given: dict[StepName, Given] = {}
+        """What the latest visit of each step had been given."""
+        self._given_to: dict[tuple[str, int], Given] = {}
+        self._redone: dict[tuple[str, int], int] = {}
+        """Visits that a retry has begun, and the latest visit of the step before it."""
 
     @property
     def plan(self) -> Plan:
@@ -346,8 +356,9 @@ class Ledger:
         assert isinstance(fact, FanoutStarted) == (loop.spec.mode == "fanout"), fact
         assert fact.is_cursor == (loop.spec.mode == "cursor"), fact
         if fact.base is not None:
+            before = self._started[fact.base]
+            assert (before.step, before.visit) == (fact.step, self._redone[_visit(fact)]), fact
             assert fact.collection_id in self._started, fact
-            assert self._started[fact.base].step == fact.step, fact
 
     def _end_loop(self, fact: LoopDone) -> None:
         counts, started = self._loops[fact.loop_id], self._started[fact.loop_id]
@@ -417,8 +428,11 @@ class Ledger:
     def _check_entered(self, fact: StepEntered) -> None:
         """A barrier is entered with all tokens that wait, when no other can come any more."""
         roads = roads_of(self.plan.playbook)
-        if fact.step in self._reentered:
-            self._reentered.remove(fact.step)
+        is_reentered = fact.step in self._reentered
+        if is_reentered:
+            self._check_reentered(fact)
+        self._given[fact.step] = self._given_to[_visit(fact)] = _given(fact)
+        if is_reentered:
             return
         waiting = self.state.arrivals.get(fact.step, 0)
         if not roads.is_barrier(fact.step) or not waiting:
@@ -427,6 +441,16 @@ class Ledger:
         live = {visit.step for visit in self.state.visits.values()} | self.state.arrivals.keys()
         coming = [name for name in live - {fact.step} if roads.reaches(name, fact.step)]
         assert not coming, f"{fact} while tokens at {coming} may still come"
+
+    def _check_reentered(self, fact: StepEntered) -> None:
+        """It goes on with what it had."""
+        self._reentered.remove(fact.step)
+        self._redone[_visit(fact)] = self.state.steps[fact.step].visit
+        if self._cut_off:
+            assert _given(fact) in self._cut_off, (fact, self._cut_off)
+            self._cut_off.remove(_given(fact))
+        else:
+            assert _given(fact) == self._given[fact.step], (fact, self._given)
 
     def _check_left(self, fact: Left) -> None:
         step = self._step(fact)
@@ -454,10 +478,14 @@ class Ledger:
         assert self.state.is_terminal, fact
         assert fact.generation == self.state.generation + 1, fact
         self._reentered = list(fact.entries)
+        if sorted(fact.entries) != sorted(given[0] for given in self._cut_off):
+            assert len(fact.entries) == 1, (fact, self._cut_off)
+            self._cut_off = []
 
     def _check_end(self, fact: ExecutionCompleted | ExecutionFailed | ExecutionCancelled) -> None:
         assert fact.generation == self.state.generation, fact
         assert not self._reentered, (fact, self._reentered)
+        self._cut_off = [_given(visit) for visit in self.state.visits.values()]
         if isinstance(fact, ExecutionCompleted):
             waiting = (self.state.visits, self.state.arrivals, self.state.commands)
             assert not any(waiting), f"it completed with tokens left: {waiting}"
@@ -467,8 +495,25 @@ class Ledger:
             last = self.events[-1].fact
             assert isinstance(last, StepFailed), f"it failed after {last}"
             assert not last.hops, f"it failed although {last} is handled"
+            self._cut_off.append(self._given_to[_visit(last)])
         elif isinstance(fact, ExecutionFailed):
             assert fact.error.kind == "timeout", fact
+
+    def timers(self) -> set[str]:
+        """The timers without which something would never end."""
+        if not self.state.is_open:
+            return set()
+        names = {
+            f"step:{name}"
+            for name, visit in self.state.visits.items()
+            if is_timed_by_broker(self.plan.playbook.steps[visit.step])
+        }
+        names |= {
+            f"wait:{name}"
+            for name, command in self.state.commands.items()
+            if command.parked is not None and command.parked.until_ms is not None
+        }
+        return names
 
     def check_end(self) -> None:
         """What holds of a whole log once its execution is over."""
@@ -497,6 +542,10 @@ class Ledger:
 
     def _step(self, fact: AnyFact) -> Step:
         return self.plan.playbook.steps[fact.step]  # type: ignore[union-attr,index]
+
+
+def _given(entry: StepEntered | Visit) -> Given:
+    return entry.step, encode_state([entry.input, entry.chunk])
 
 
 def _visit(fact: AnyFact) -> tuple[str, int]:

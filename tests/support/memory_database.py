@@ -23,6 +23,7 @@ from noetl_core.domain.events import (
     CallFailed,
     CommandExpired,
     Event,
+    ExecutionFailed,
     LoopStarted,
     RetryCompleted,
 )
@@ -165,6 +166,7 @@ class Database:
 
     def _commit(self, batch: Batch) -> None:
         self._check(batch)
+        self._check_timeouts(batch)
         started = self._append(batch)
         for ended in batch.ended:
             key = (ended.execution_id, ended.command_id)
@@ -203,6 +205,15 @@ class Database:
         for key, row in self.rows.items():
             if key[0] in batch.is_held and row.worker_id is None:
                 row.is_held = batch.is_held[key[0]]
+
+    def _check_timeouts(self, batch: Batch) -> None:
+        """Time is over for an execution only if it had a limit, and has it still."""
+        for row in batch.events:
+            event = event_of(_as_stored(row._asdict()))
+            fact = event.fact
+            if isinstance(fact, ExecutionFailed) and fact.step is None:
+                own = [timer for e, timer in self.timers if e == event.execution_id]
+                assert any(timer.startswith("execution") for timer in own), (event, own)
 
     def _check(self, batch: Batch) -> None:
         """What `noetl.commit_batch` refuses, in its order."""
@@ -408,6 +419,9 @@ class Database:
             assert row.worker_id is not None or row.is_held == is_paused, (key, is_paused)
         for execution_id, timer in self.timers:
             assert self.ledgers[execution_id].state.is_open, (execution_id, timer)
+        for execution_id, ledger in self.ledgers.items():
+            missing = ledger.timers() - {t for e, t in self.timers if e == execution_id}
+            assert not missing, (execution_id, missing)
 
 
 def _event_id(event: Event) -> int:
