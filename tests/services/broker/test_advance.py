@@ -346,3 +346,17 @@ async def _error(desk: Desk, execution_id: ExecutionId) -> str:
             execution_id,
         )
     )
+
+
+async def test_who_reports_a_command_has_claimed_it_even_if_that_word_comes_late(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+
+    await desk.send(done(execution_id, leased.command_id, {"go": False}))
+    await desk.send(claimed(execution_id, leased.command_id))
+
+    types = await desk.types(execution_id)
+    assert types[-4:] == ["command.claimed", "call.done", "step.exit", "execution.completed"]
+    assert types.count("command.claimed") == 1

@@ -170,6 +170,20 @@ def _started(state: ExecutionState, message: Start, event_id: EventId) -> Execut
     )
 
 
+def claim_before(state: ExecutionState, message: ExecutionMessage) -> CommandClaimed | None:
+    """Who says what came of a command has claimed it, even where that word was late or lost."""
+    if not isinstance(message, Done | Failed | messages.Parked | Partial):
+        return None
+    return _claimed(
+        state,
+        Claimed(
+            execution_id=message.execution_id,
+            command_id=message.command_id,
+            worker_id=message.worker_id,
+        ),
+    )
+
+
 def _claimed(state: ExecutionState, message: Claimed) -> CommandClaimed | None:
     command = state.commands.get(message.command_id)
     if command is None or command.worker_id is not None:

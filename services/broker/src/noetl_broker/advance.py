@@ -19,7 +19,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from noetl_broker.accept import ExecutionMessage, accept, checkpoint, expire
+from noetl_broker.accept import ExecutionMessage, accept, checkpoint, claim_before, expire
 from noetl_broker.family import on_end, start_child
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
@@ -202,6 +202,9 @@ class Broker:
             # that ends in it: both only hold when the turn is over.
             self._put_off(turn, shard, message)
             return
+        claim = claim_before(live.state, message)
+        if claim is not None:
+            await self._recorder.record(turn, shard, live, claim)
         event_id = EventId(self._mint())
         fact = accept(live.state, message, event_id)
         if fact is None:
