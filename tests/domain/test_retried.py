@@ -1,8 +1,8 @@
 """An execution that is retried goes on with what its steps had been given, in a time of its own."""
 
 from noetl_core.domain.events import LoopStarted
-from noetl_core.domain.ids import CommandId, StepName
-from noetl_core.domain.playbook import AdmitRule, Arc, StepPolicy, StepSpec
+from noetl_core.domain.ids import CommandId, LoopId, StepName
+from noetl_core.domain.playbook import AdmitRule, Arc, OnSuccess, Retry, StepPolicy, StepSpec
 from noetl_core.domain.timers import execution_timer
 from noetl_core.wire.messages import Partial, Stored
 from support.running import EXECUTION, WORKER, Run, loop_over, playbook, step
@@ -83,6 +83,20 @@ def test_a_loop_that_was_skipped_begins_anew_the_next_time() -> None:
     run.retry()
 
     assert run.state.redo == []
+
+
+def test_the_last_item_is_the_last_of_all_and_not_of_those_that_run_again() -> None:
+    pages = Retry(on_success=OnSuccess(condition="{{ not iter.last }}", max_attempts=2))
+    run = Run(playbook(step("a", loop=loop_over(["x", "y"]), retry=pages)))
+    run.done("a.1/1#1")
+    run.fail("a.1/0#1")
+    first = next(e for e in run.events if isinstance(e.fact, LoopStarted))
+    run.known.undone[LoopId(first.event_id)] = [0]
+    run.retry()
+
+    run.done("a.2/0#1")
+
+    assert run.open == ["a.2/0@2#1"]
 
 
 def test_the_time_before_a_retry_does_not_end_it() -> None:

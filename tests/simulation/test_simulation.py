@@ -47,7 +47,10 @@ COMMITS: tuple[CommitFault, ...] = (
     *("refused", "answer lost", "late", "late", "overtaken"),
 )
 ODD = ("epoch closed", "started again", "completion forged", "command row lost")
-ASKED = ("cancelled", "paused", "paused", "resumed", "retried", "retried whole", "begun anew")
+ASKED = (
+    *("cancelled", "paused", "paused", "resumed"),
+    *("retried", "retried whole", "begun anew", "forked"),
+)
 SIGNALS = ("go", "s0", "s1", "s2", "s3", "s4", "c0")
 
 numbers = st.integers(0, 15)
@@ -197,6 +200,8 @@ class Simulation(RuleBasedStateMachine):
             world.tell(Resume(execution_id=execution_id), twice=twice)
         elif what == "cancelled" and self.is_meddled_with:
             world.tell(Cancel(execution_id=execution_id, reason="asked for"), twice=twice)
+        elif what == "forked" and self.is_meddled_with:
+            world.fork(execution_id, pick)
         elif self.is_meddled_with:
             steps = list(world.database.ledger(execution_id).state.steps)
             step = steps[pick % len(steps)] if steps and what == "begun anew" else None

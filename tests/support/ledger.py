@@ -307,7 +307,12 @@ class Ledger:
         else:
             assert fact.sequence == self._sequences[item], fact
         pages = self.plan.tools[fact.step].pages
-        more = {"{{ output.data.page < 3 }}": page < 3}.get(rule.condition, page < pages)
+        more = page < 3 if "page < 3" in rule.condition else page < pages
+        if "iter.index" in rule.condition:
+            more &= item[2] == 0
+        if "iter.last" in rule.condition:
+            assert loop is not None, fact
+            more &= item[2] != loop.base_done + loop.total - 1
         assert (fact.again is not None) == (more and page < rule.max_attempts), fact
 
     def _check_pages(self, fact: RetryCompleted) -> None:
@@ -497,7 +502,8 @@ class Ledger:
             assert not last.hops, f"it failed although {last} is handled"
             self._cut_off.append(self._given_to[_visit(last)])
         elif isinstance(fact, ExecutionFailed):
-            assert fact.error.kind == "timeout", fact
+            is_unknown = self.state.catalog_id not in self._catalog
+            assert fact.error.kind == ("internal" if is_unknown else "timeout"), fact
 
     def timers(self) -> set[str]:
         """The timers without which something would never end."""

@@ -61,7 +61,7 @@ Fails = Literal[
     "first attempt",
     "first two attempts",
 ]
-Child = Literal["one", "loops", "fails", "waits", "calls", "itself"]
+Child = Literal["one", "loops", "fails", "waits", "calls", "itself", "nowhere"]
 Wait = Literal["for time", "for a signal", "for a signal in time"]
 
 CATALOG = CatalogId(7)
@@ -73,6 +73,7 @@ CHILD_CATALOGS: dict[Child, CatalogId] = {
     "waits": CatalogId(11),
     "calls": CatalogId(12),
     "itself": CATALOG,
+    "nowhere": CatalogId(99),
 }
 APPROVERS = ("ann", "bob")
 
@@ -269,7 +270,9 @@ _KINDS: tuple["Kind", ...] = (
     *("call", "call", "call", "call", "loop", "loop", "loop"),
     *("fanout", "fanout", "cursor", "router", "child", "child", "wait", "approval"),
 )
-_CHILDREN_OF: tuple[Child, ...] = ("one", "one", "loops", "fails", "waits", "calls", "itself")
+_CHILDREN_OF: tuple[Child, ...] = (
+    *("one", "one", "loops", "loops", "fails", "waits", "calls", "itself", "nowhere"),
+)
 _WAITS: tuple[Wait, ...] = ("for time", "for a signal", "for a signal in time")
 _JOINS: tuple[Literal["any", "all"] | None, ...] = (None, None, None, None, "any", "all")
 _LOOP_MODES: tuple[Literal["sequential", "parallel"], ...] = ("sequential", "parallel", "parallel")
@@ -302,16 +305,22 @@ ERROR_GUARDS: dict[str | None, bool] = {
     "{{ error.no.such.thing }}": False,
 }
 """Guards of `retry.on_error`, and what they say of the error that tools of a case have."""
-WHILE_GUARDS = (
+_WHILE_GUARDS = (
     *("{{ response.more }}",) * 2,
     "{{ response.data.more }}",
     "{{ output.data.page < 3 }}",
     "{{ response.data.no.such.thing }}",
 )
+_WHILE_GUARDS_OF_LOOPS = (
+    *_WHILE_GUARDS,
+    "{{ response.more and iter.index < 1 }}",
+    "{{ response.more and not iter.last }}",
+)
 NEXT_CALL = {"params": {"page": "{{ response.page + 1 }}"}}
 
 Kind = Literal["call", "loop", "fanout", "cursor", "router", "child", "wait", "approval"]
-_LOOPS = frozenset({"loop", "fanout", "cursor"})
+_LISTS = frozenset({"loop", "fanout"})
+_LOOPS = _LISTS | {"cursor"}
 
 
 class Dice:
@@ -459,6 +468,8 @@ def _loop(dice: Dice, number: int, kind: Kind, kinds: list[Kind]) -> Loop | None
     if number > 0 and dice.chance(3):
         other = dice.between(max(0, number - 2), number - 1)
         field = _RESULT_FIELDS.get(kinds[other], "data.rows")
+        if kinds[other] == "child" and dice.chance(3):
+            field = "results"
         if READS_FRESH_RESULTS or field != "results":
             collection = f"{{{{ s{other}.{field} }}}}"
     spec = LoopSpec(
@@ -493,7 +504,7 @@ def _retry(dice: Dice, kind: Kind) -> Retry:
     if kind not in _TASKS and dice.chance(1):
         collect, merge_path = dice.of(_COLLECTS)
         on_success = OnSuccess(
-            condition=dice.of(WHILE_GUARDS),
+            condition=dice.of(_WHILE_GUARDS_OF_LOOPS if kind in _LISTS else _WHILE_GUARDS),
             max_attempts=dice.between(1, 4),
             delay=float(dice.below(2)),
             next_call=NEXT_CALL if dice.chance(4) else {},
@@ -514,13 +525,15 @@ def _next(dice: Dice, number: int, kind: Kind, targets: list[int], retry: Retry)
     if kind != "router" and targets and targets[-1] > number and dice.chance(3):
         arcs.append(_arc(dice, targets[-1], _FAILURE_GUARDS))
     if kind in {"call", "loop", "fanout"} and targets and targets[-1] > number and dice.chance(1):
-        when = "{{ output.data.ok }}" if dice.chance(1) else None
+        when = dice.of(_CHUNK_GUARDS)
         step = StepName(f"s{targets[-1]}")
         arcs.append(Arc(step=step, on="call.partial", when=when, input=dice.of(_ARC_INPUTS)))
     return Next(
         spec=NextSpec(mode=dice.of(_MODES), on_no_match=dice.of(_NO_MATCH)), arcs=tuple(arcs)
     )
 
+
+_CHUNK_GUARDS = (*(None,) * 5, "{{ output.data.ok }}", "{{ output.data.no.such.thing }}")
 
 _GUARDS: dict[Kind, Sequence[str | None]] = {
     "call": _CALL_GUARDS,
@@ -609,5 +622,5 @@ _CHILDREN: dict[CatalogId, Plan] = {
     ),
     CHILD_CATALOGS["calls"]: _child(_plain("c0", kind="playbook"), c0=Tool(child="one")),
 }
-RETURN_STEPS: dict[Child, StepName | None] = {"loops": StepName("c0"), "calls": StepName("c0")}
+RETURN_STEPS: dict[Child, StepName | None] = {"waits": StepName("c1"), "calls": StepName("c0")}
 """What a parent wants back, where it is not simply the last result."""

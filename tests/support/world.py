@@ -18,12 +18,14 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import asyncpg
+from msgspec.structs import replace
 
 from noetl_broker.advance import Broker
 from noetl_broker.states import States
 from noetl_broker.turn import Letter
 from noetl_core.domain.analysis import pushed_paths
 from noetl_core.domain.brief import Brief, decode_brief
+from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import EpochId, ExecutionId, WorkerId
@@ -38,6 +40,7 @@ from noetl_core.wire.messages import (
     Due,
     Expired,
     Failed,
+    Fork,
     Message,
     Parked,
     Partial,
@@ -289,6 +292,30 @@ class World:
                 payload=payload,
             )
         )
+
+    def fork(self, origin: ExecutionId, pick: int) -> None:
+        """Somebody wants to go on from a step of another execution, with what was true there."""
+        ledger = self.database.ledger(origin)
+        steps = list(ledger.state.steps)
+        if not steps or ledger.state.catalog_id != CATALOG:
+            return
+        execution_id = ExecutionId(len(self.execution_ids) + 1)
+        self.execution_ids.append(execution_id)
+        self.meddled.add(execution_id)
+        fork = Fork(
+            origin=origin,
+            entry=steps[pick % len(steps)],
+            ctx=ledger.state.ctx,
+            steps={
+                name: _of(origin, step.result)
+                for name, step in ledger.state.steps.items()
+                if step.result is not None
+            },
+        )
+        start = Start(
+            execution_id=execution_id, catalog_id=CATALOG, path="random", version=1, fork=fork
+        )
+        self.database.put_inbox(start)
 
     def tell(self, message: Cancel | Pause | Resume | Retry | Signal, *, twice: bool) -> None:
         """What a client was promised: it is in the inbox, and often on the wire as well."""
@@ -668,6 +695,13 @@ class World:
         """What is in the log, whatever the order and the ids: by playbook, how often each key."""
         ledgers = self.database.ledgers.values()
         return Counter((x.state.catalog_id, key) for x in ledgers for key in x.keys)
+
+
+def _of(origin: ExecutionId, result: Envelope) -> Envelope:
+    reference = result.reference
+    if reference is None or reference.execution_id is not None:
+        return result
+    return replace(result, reference=replace(reference, execution_id=origin))
 
 
 _WAITS: dict[str, dict[str, Any]] = {

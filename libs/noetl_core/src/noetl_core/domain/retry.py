@@ -271,7 +271,8 @@ class _Names:
         if not _reads(value, {"iter", own.iterator}):
             return {}
         element = element_of(loop, index, self._known)
-        return iterator_names(own.iterator, element, index=index, total=loop.total)
+        total = loop.base_done + loop.total
+        return iterator_names(own.iterator, element, index=index, total=total)
 
 
 def _reads(value: Any, names: set[str]) -> bool:
