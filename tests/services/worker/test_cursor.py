@@ -238,12 +238,6 @@ async def test_a_claim_with_an_unknown_name_says_which(bench: Bench) -> None:
     assert "loop.cursor" in error.message
 
 
-async def test_a_cursor_loop_does_not_wait_for_others(bench: Bench) -> None:
-    error = await bench.error(loop("{kind: wait, seconds: 5}"), element=FRAME)
-
-    assert (error.kind, error.code) == ("not_supported", "CURSOR_WAITS")
-
-
 async def test_the_next_attempt_gets_the_same_rows_by_the_key_of_the_command(bench: Bench) -> None:
     first = await frame(bench, loop())
 

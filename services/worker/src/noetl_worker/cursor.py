@@ -43,7 +43,6 @@ from noetl_core.domain.ids import CommandId
 from noetl_core.domain.playbook import Frame, Task
 from noetl_core.domain.result_view import value_of
 from noetl_core.domain.route import template_failure
-from noetl_core.domain.tools import PARKED_KINDS
 from noetl_core.store.command import Leased
 from noetl_worker.names import Names
 from noetl_worker.pipeline import Ended, Runner
@@ -75,9 +74,6 @@ async def run_frame(
 ) -> Ended:
     assert plan.step.loop is not None, plan.step.step
     frame = plan.step.loop.spec.frame
-    waiting = next((t.task.kind for t in plan.tasks if t.task.kind in PARKED_KINDS), None)
-    if waiting is not None:
-        return Ended(error=_cannot_wait(waiting))
     rows = await _claimed(plan, names, claim)
     if isinstance(rows, ToolError):
         return Ended(error=rows)
@@ -243,11 +239,3 @@ def _of_row(position: int, error: ToolError) -> ToolError:
 
 def _of_the_claim(error: ToolError) -> ToolError:
     return msgspec.structs.replace(error, message=f"loop.cursor: {error.message}")
-
-
-def _cannot_wait(kind: str) -> ToolError:
-    message = (
-        f"a cursor loop works on its rows here, and `{kind}` waits without a worker: "
-        "collect the rows in a step before it and loop over them with `in`"
-    )
-    return ToolError(kind="not_supported", code="CURSOR_WAITS", message=message)

@@ -3,8 +3,6 @@
 import base64
 import datetime as dt
 import email.utils
-import importlib.util
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +16,6 @@ from noetl_worker.tools.tool import Credential, ToolCall, ToolFailedError, ToolR
 TIMEOUT_SECONDS_DEFAULT = 30.0
 BODY_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 100
-
-# httpx asks for this module a dozen times in a request. Where it is not installed, Python looks
-# through the whole path each time, which took half of a request, unless it is told once.
-if importlib.util.find_spec("sniffio") is None:
-    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 _LIMITS = httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=30)
 _ERROR_HEADERS = ("retry-after", "content-type", "location", "www-authenticate", "x-request-id")
