@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from noetl_core.domain.ids import ExecutionId
 from noetl_core.wire.messages import Cancel, Pause, Resume, Retry
 from support.memory_database import CommitFault, in_memory
 from support.playbooks import APPROVERS, Plan, plans
@@ -49,8 +50,19 @@ COMMITS: tuple[CommitFault, ...] = (
 ODD = ("epoch closed", "started again", "completion forged", "command row lost")
 ASKED = (
     *("cancelled", "paused", "paused", "resumed"),
-    *("retried", "retried whole", "begun anew", "forked"),
+    *("retried", "retried", "retried whole", "begun at a step", "forked"),
 )
+ALL = frozenset({"PENDING", "RUNNING", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"})
+ENDED_EARLY = frozenset({"FAILED", "CANCELLED"})
+MATTERS_TO = {
+    "paused": frozenset({"RUNNING"}),
+    "resumed": frozenset({"PAUSED"}),
+    "cancelled": frozenset({"RUNNING", "PAUSED"}),
+    "retried": ENDED_EARLY,
+    "retried whole": ENDED_EARLY,
+    "begun at a step": ENDED_EARLY | {"COMPLETED"},
+}
+"""Of which executions something is asked for, mostly."""
 SIGNALS = ("go", "s0", "s1", "s2", "s3", "s4", "c0")
 
 numbers = st.integers(0, 15)
@@ -83,12 +95,13 @@ class Simulation(RuleBasedStateMachine):
         self._world.advance(self._world.letters(range(pick, pick + count)), fault)
 
     @rule(
-        worker=workers, limit=st.integers(1, 4), finishes=st.integers(0, 4), reports=st.booleans()
+        worker=workers, limit=st.integers(1, 5), finishes=st.integers(0, 4), reports=st.booleans()
     )
     def worker_works(self, worker: int, limit: int, finishes: int, reports: bool) -> None:
+        """Nobody hears of what the greedy one has taken."""
         one = self._world.workers[worker]
         if not one.is_suspended:
-            one.lease(limit)
+            one.lease(limit, is_heard=limit < 5)
             one.finish(finishes)
             if reports:
                 one.report()
@@ -192,8 +205,7 @@ class Simulation(RuleBasedStateMachine):
     @rule(what=st.sampled_from(ASKED), pick=numbers, twice=st.booleans())
     def somebody_asks_for_something(self, what: str, pick: int, twice: bool) -> None:
         world = self._world
-        known = list(world.database.ledgers) or world.execution_ids
-        execution_id = known[pick % len(known)]
+        execution_id = self._execution(pick, MATTERS_TO.get(what, ALL))
         if what == "paused":
             world.tell(Pause(execution_id=execution_id), twice=twice)
         elif what == "resumed":
@@ -204,24 +216,36 @@ class Simulation(RuleBasedStateMachine):
             world.fork(execution_id, pick)
         elif self.is_meddled_with:
             steps = list(world.database.ledger(execution_id).state.steps)
-            step = steps[pick % len(steps)] if steps and what == "begun anew" else None
+            step = steps[pick % len(steps)] if steps and what == "begun at a step" else None
             items: Literal["failed", "all"] = "all" if what == "retried whole" else "failed"
             retry = Retry(execution_id=execution_id, step=step, items=items)
             world.tell(retry, twice=twice)
 
     @precondition(lambda self: self.world is not None and self.is_meddled_with)
+    @rule(pick=numbers, times=st.integers(2, 3), rounds=st.integers(1, 3))
+    def somebody_tries_again_and_again(self, pick: int, times: int, rounds: int) -> None:
+        """A loop that goes on with one that went on with another."""
+        for _ in range(times):
+            execution_id = self._execution(pick, ENDED_EARLY)
+            self._world.tell(Retry(execution_id=execution_id), twice=False)
+            self.all_is_well_for_a_while(rounds)
+
+    @precondition(lambda self: self.world is not None and self.is_meddled_with)
     @rule(
-        name=st.sampled_from(SIGNALS),
         pick=numbers,
         by=st.sampled_from((*APPROVERS, "eve")),
         approved=st.integers(0, 3),
         twice=st.booleans(),
     )
-    def signal_comes(self, name: str, pick: int, by: str, approved: int, twice: bool) -> None:
+    def signal_comes(self, pick: int, by: str, approved: int, twice: bool) -> None:
+        """Mostly one that is waited for."""
         world = self._world
-        known = list(world.database.ledgers) or world.execution_ids
-        signal = world.signal(known[pick % len(known)], name, by=by, approved=approved > 0)
-        world.tell(signal, twice=twice)
+        awaited = world.awaited_signals()
+        if awaited and pick % 4:
+            execution_id, name = awaited[pick % len(awaited)]
+        else:
+            execution_id, name = self._execution(pick, ALL), SIGNALS[pick % len(SIGNALS)]
+        world.tell(world.signal(execution_id, name, by=by, approved=approved > 0), twice=twice)
 
     @precondition(lambda self: self.world is not None and self.world.database.timers_of_old)
     @rule(pick=numbers, is_set=st.booleans(), times=st.integers(1, 2))
@@ -231,6 +255,12 @@ class Simulation(RuleBasedStateMachine):
         timers = sorted(database.timers) if is_set else database.timers_of_old
         for _ in range(times if timers else 0):
             self._world.fire(timers[pick % len(timers)], meddling=self.is_meddled_with)
+
+    def _execution(self, pick: int, statuses: frozenset[str]) -> ExecutionId:
+        ledgers = self._world.database.ledgers
+        fitting = [e for e, ledger in ledgers.items() if ledger.state.status in statuses]
+        known = fitting if fitting and pick % 8 else list(ledgers) or self._world.execution_ids
+        return known[pick % len(known)]
 
     # What must hold
 

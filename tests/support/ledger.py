@@ -102,6 +102,8 @@ class Ledger:
         self._parked: dict[CommandId, CommandParked] = {}
         self._reentered: list[StepName] = []
         """Steps that a retry of the execution has still to enter."""
+        self._held_back: dict[StepName, int] = {}
+        """Tokens that waited at a barrier when the execution ended."""
         self._cut_off: list[Given] = []
         """What the visits that were under way at the end had been given."""
         self._given: dict[StepName, Given] = {}
@@ -113,6 +115,9 @@ class Ledger:
     @property
     def plan(self) -> Plan:
         return self._catalog[self.state.catalog_id]
+
+    def child_of(self, command_id: CommandId) -> ExecutionId | None:
+        return self._parked[command_id].child if command_id in self._parked else None
 
     @property
     def children(self) -> list[ExecutionId]:
@@ -127,8 +132,12 @@ class Ledger:
             self._check(event, fact)
         self.keys.add(key)
         self.events.append(event)
+        waited = dict(self._held_back)
         fold(self.state, event)
         self._check_loops()
+        if isinstance(fact, ExecutionRetried):
+            arrivals = Counter(waited) + Counter(fact.entries)
+            assert self.state.arrivals == arrivals, (fact, waited, self.state.arrivals)
 
     def _check(self, event: Event, fact: AnyFact) -> None:  # noqa: C901, PLR0912 - one case an event
         match fact:
@@ -218,6 +227,8 @@ class Ledger:
             case CallDone():
                 assert page not in self._succeeded, f"{fact} twice"
                 self._succeeded.add(page)
+                sent = self.state.commands[fact.command_id].chunks
+                assert sent == self.plan.tools[fact.step].chunks, f"{fact} after {sent} chunks"
                 self._check_page(event, fact)
             case CallFailed():
                 self._check_retry(fact)
@@ -491,6 +502,7 @@ class Ledger:
         assert fact.generation == self.state.generation, fact
         assert not self._reentered, (fact, self._reentered)
         self._cut_off = [_given(visit) for visit in self.state.visits.values()]
+        self._held_back = dict(self.state.arrivals)
         if isinstance(fact, ExecutionCompleted):
             waiting = (self.state.visits, self.state.arrivals, self.state.commands)
             assert not any(waiting), f"it completed with tokens left: {waiting}"

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from noetl_broker import advance
 from noetl_broker.states import Playbooks
@@ -27,6 +28,8 @@ from noetl_core.domain.events import (
     Event,
     LoopStarted,
     RetryCompleted,
+    StepExited,
+    StepFailed,
 )
 from noetl_core.domain.ids import (
     CatalogId,
@@ -244,10 +247,31 @@ class Database:
             self.log.append(event)
             ledger = self.ledger(event.execution_id)
             ledger.record(event, row.event_key)
+            self._check_returned(ledger, event)
             read = self._read_by_loop(ledger, event)
             if read is not None:
                 started.append((event, read))
         return started
+
+    def _check_returned(self, ledger: Ledger, event: Event) -> None:
+        """A child gives back what its parent wanted of it."""
+        fact = event.fact
+        child = ledger.child_of(fact.command_id) if isinstance(fact, CallDone) else None
+        if child is None or not isinstance(fact, CallDone):
+            return
+        state = self.ledgers[child].state
+        if state.generation:
+            return  # it was retried since then
+        assert state.status == "COMPLETED", (fact, state)
+        facts = [past.fact for past in self.ledgers[child].events]
+        ends = [past for past in facts if isinstance(past, StepExited | StepFailed)]
+        result = ends[-1].result
+        if state.return_step is not None:
+            result = [end for end in ends if end.step == state.return_step][-1].result
+        expected = result.reference
+        if expected is not None:
+            expected = replace(expected, execution_id=expected.execution_id or child)
+        assert fact.result.reference == expected, (fact, expected)
 
     def _close(self, key: Key) -> None:
         self.rows.pop(key, None)

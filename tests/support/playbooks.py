@@ -432,7 +432,7 @@ def _step(dice: Dice, number: int, kinds: list[Kind], targets: list[int]) -> Ste
         step=StepName(f"s{number}"),
         spec=StepSpec(
             join=dice.of(_JOINS),
-            timeout_s=60.0 if dice.chance(1) else None,
+            timeout_s=60.0 if dice.chance(2) else None,
             policy=StepPolicy(failure=FailurePolicy(mode=dice.of(_POLICIES)), admit=admit),
             fanout=Fanout(
                 max_shard_retries=dice.below(3),

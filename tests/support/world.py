@@ -160,7 +160,7 @@ class Worker:
     def name(self) -> WorkerId:
         return WorkerId(f"w{self._number}.{self._lives}")
 
-    def lease(self, limit: int) -> None:
+    def lease(self, limit: int, *, is_heard: bool = True) -> None:
         taken: list[Message] = []
         for key, row in self._world.database.rows.items():
             if row.worker_id is None and not row.is_held and len(taken) < limit:
@@ -168,7 +168,7 @@ class Worker:
                 self.running[key] = brief = decode_brief(row.payload)
                 self._sent[key] = brief.chunks
                 taken.append(Claimed(execution_id=key[0], command_id=key[1], worker_id=self.name))
-        if taken:
+        if taken and is_heard:
             self._world.publish(*taken)
 
     def finish(self, limit: int, *, newest_first: bool = False) -> None:
@@ -274,6 +274,8 @@ class World:
         """Of those, the ones that do not end as if nobody had done anything."""
         self._road = road
         self._barriers = 0
+        self._paused: set[ExecutionId] = set()
+        """Executions that somebody wanted to stand still."""
         self._forged: set[Key] = set()
         self._signals: Counter[ExecutionId] = Counter()
         for execution_id in self.execution_ids:
@@ -322,6 +324,8 @@ class World:
         self.database.put_inbox(message)
         if twice:
             self.publish(message)
+        if isinstance(message, Pause):
+            self._paused.add(message.execution_id)
         if not isinstance(message, Pause | Resume):
             self.meddled.add(self.root_of(message.execution_id))
 
@@ -369,6 +373,14 @@ class World:
         elif meddling:
             self.meddled.add(self.root_of(execution_id))
             self.publish(Due(execution_id=execution_id, timer=name))
+
+    def awaited_signals(self) -> list[tuple[ExecutionId, str]]:
+        return [
+            (execution_id, command.parked.signal)
+            for execution_id, ledger in self.database.ledgers.items()
+            for command in ledger.state.commands.values()
+            if command.parked is not None and command.parked.signal
+        ]
 
     def _wait_of(self, timer: TimerKey) -> str | None:
         """The timer of a command that waits for nothing else, if this is one."""
@@ -652,7 +664,11 @@ class World:
                 if child is not None:
                     waiting[child] = (execution_id, command_id)
         for child, key in waiting.items():
-            assert not self.database.ledgers[child].state.is_terminal, (child, key)
+            state = self.database.ledgers[child].state
+            assert not state.is_terminal, (child, key)
+            is_held_up = state.status == "PAUSED" and child not in self._paused
+            status = self.database.ledgers[key[0]].state.status
+            assert not is_held_up or status == "PAUSED", (child, key)
         for execution_id, ledger in self.database.ledgers.items():
             if execution_id > EVENTS_FROM and ledger.state.is_open and not ledger.state.generation:
                 state = ledger.state
