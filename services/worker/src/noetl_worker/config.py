@@ -16,6 +16,22 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     worker_slots: Annotated[
         int, Meta(gt=0, le=1000, description="Commands that run at the same time.")
     ] = 64
+    worker_pool_runtime: Annotated[
+        str, Meta(description="Another name for NOETL_WORKER_POOL; it counts where both are set.")
+    ] = ""
+    worker_pool_name: Annotated[
+        str, Meta(description="What lists call the pool; by default worker- and the pool.")
+    ] = ""
+    worker_capacity: Annotated[
+        int,
+        Meta(ge=0, le=1000, description="Another name for NOETL_WORKER_SLOTS; 0 leaves it."),
+    ] = 0
+    worker_labels: Annotated[
+        tuple[str, ...], Meta(description="What this worker has, such as gpu,zone=eu.")
+    ] = ()
+    worker_heartbeat_interval: Annotated[
+        float, Meta(gt=0, le=30, description="Seconds between two reports of its capacity.")
+    ] = 5.0
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a command stays ours without a heartbeat.")
     ] = 60.0
@@ -62,6 +78,22 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     encryption_key: Annotated[
         str, Meta(description="Opens credentials: 32 bytes in base64; empty for none.")
     ] = ""
+
+    @property
+    def pool(self) -> str:
+        return self.worker_pool_runtime or self.worker_pool
+
+    @property
+    def slots(self) -> int:
+        return self.worker_capacity or self.worker_slots
+
+
+def labels_of(config: WorkerConfig) -> dict[str, str]:
+    """`gpu,zone=eu` is {"gpu": "true", "zone": "eu"}; the pool is a label, too."""
+    pairs = (label.partition("=") for label in config.worker_labels)
+    own = {name.strip(): value.strip() or "true" for name, _, value in pairs}
+    name = config.worker_pool_name or f"worker-{config.pool}"
+    return own | {"pool": config.pool, "pool_name": name}
 
 
 def check_config(config: WorkerConfig) -> None:

@@ -6,6 +6,7 @@ nothing.
 
 import re
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
@@ -15,9 +16,10 @@ from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool, open_pool
+from noetl_worker.capacity import ToolPool, capacity_report
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.chunks import Send
-from noetl_worker.config import WorkerConfig, check_config
+from noetl_worker.config import WorkerConfig, check_config, labels_of
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
@@ -57,8 +59,9 @@ async def start(service: Service[WorkerConfig]) -> None:
             service,
             pool,
             kind="worker",
-            capacity=config.worker_slots,
-            labels={"pool": config.worker_pool},
+            capacity=config.slots,
+            labels=labels_of(config),
+            heartbeat_seconds=config.worker_heartbeat_interval,
         )
     )
     worker_id = worker_id_of(member.name)
@@ -70,7 +73,8 @@ async def start(service: Service[WorkerConfig]) -> None:
     )
     plans = Plans(pool)
     waiting: list[Tool] = [PlaybookTool(pool, plans), WaitTool(), ApprovalTool()]
-    built_in = [*_built_in(config, children), *waiting]
+    duckdb = _duckdb(config)
+    built_in = [*_built_in(config, children), duckdb, *waiting]
     tools = await service.open(closing(with_plugins(built_in)))
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
@@ -78,9 +82,11 @@ async def start(service: Service[WorkerConfig]) -> None:
         held,
         outbox,
         _performer(config, pool, worker_id, tools, plans, outbox.send_chunk),
-        slots=config.worker_slots,
+        slots=config.slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
     )
+    pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb}
+    member.report = partial(capacity_report, work, held, slots=config.slots, tools=pools)
     heartbeat = await service.open(
         beating(
             config.postgres_dsn,
@@ -95,7 +101,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         pool,
         bus,
         worker_id=worker_id,
-        pool_name=config.worker_pool,
+        pool_name=config.pool,
         lease_seconds=config.lease_seconds,
         poll_seconds=config.poll_seconds,
         poll_away_seconds=config.poll_away_seconds,
@@ -123,12 +129,16 @@ def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:
     )
 
 
-def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
-    duckdb_settings = Settings(
+def _duckdb(config: WorkerConfig) -> DuckdbTool:
+    settings = Settings(
         memory_mb=config.duckdb_memory_mb,
         threads=config.duckdb_threads,
         extension_dir=config.duckdb_extension_dir,
     )
+    return DuckdbTool(settings, calls_max=config.duckdb_calls)
+
+
+def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
     return [
         NoopTool(),
         FailTool(),
@@ -136,7 +146,6 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
         ShellTool(memory_mb=config.shell_memory_mb, cpu_seconds=config.shell_cpu_seconds),
         HttpTool(),
         PostgresTool(),
-        DuckdbTool(duckdb_settings, calls_max=config.duckdb_calls),
     ]
 
 
