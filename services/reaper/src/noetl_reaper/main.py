@@ -9,13 +9,17 @@ from noetl_core.domain.ids import ExecutionId
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
-from noetl_core.store import timer
+from noetl_core.store import command, timer
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import open_pool
 from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
+from noetl_reaper.metrics import show_queue
 from noetl_reaper.reported import Reported
 from noetl_reaper.sweep import sweep_executions, sweep_leases, sweep_timers
+
+QUEUE_SECONDS = 5.0
+"""How often the queue is counted."""
 
 
 async def start(service: Service[ReaperConfig]) -> None:
@@ -51,7 +55,11 @@ async def start(service: Service[ReaperConfig]) -> None:
             asyncio.get_running_loop().call_later(seconds, wake_timers.set)
         return told
 
+    async def queue() -> None:
+        show_queue(await command.depth(pool) if leader.is_leader else {})
+
     service.every(config.reaper_interval_seconds, leases, name="leases")
+    service.every(QUEUE_SECONDS, queue, name="queue")
     service.every(config.reaper_idle_interval_seconds, idle, name="executions")
     service.every(config.reaper_timer_poll_seconds, due, wake=wake_timers, name="timers")
 

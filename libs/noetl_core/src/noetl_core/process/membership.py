@@ -18,6 +18,7 @@ from noetl_core.domain.errors import NoetlError, RetryableError
 from noetl_core.domain.ids import RuntimeId
 from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import lease_clock, unix_ms
+from noetl_core.process.metrics import measured_heartbeat
 from noetl_core.process.resilience import is_transient
 from noetl_core.process.service import Service
 from noetl_core.store import runtime
@@ -84,8 +85,9 @@ class Member:
         """Renew the lease, or register if there is nothing to renew."""
         # Taken before the statement: Postgres starts the lease later than this, never earlier.
         asked_at = self._clock()
-        if not await self._renew():
-            await self._register()
+        with measured_heartbeat(self.kind):
+            if not await self._renew():
+                await self._register()
         self._leased_until = asked_at + runtime.NODE_LEASE_SECONDS - NODE_LEASE_MARGIN_SECONDS
 
     async def leave(self) -> None:
