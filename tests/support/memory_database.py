@@ -509,6 +509,7 @@ def in_memory() -> Iterator[None]:
         patch.object(advance, "log", _Log()),
         patch.object(batches, "commit", _commit),
         patch.object(batches, "holders", _holders),
+        patch.object(batches, "ended_by_others", _ended_by_others),
         patch.object(snapshot, "read", _snapshots),
         patch.object(events, "read_tails", _tails),
         patch.object(Playbooks, "get", _playbook),
@@ -523,6 +524,10 @@ async def _commit(conn: Database, batch: Batch) -> set[ShardId]:
 
 async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None]:
     return {key: conn.rows[key].worker_id for key in keys if key in conn.rows}
+
+
+async def _ended_by_others(_conn: Database, _ends: Any) -> list[Any]:
+    return []  # only the audit wants to know
 
 
 async def _snapshots(

@@ -35,6 +35,7 @@ from noetl_core.domain.events import (
 )
 from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import EpochId, EventId, ExecutionId, RefId, ShardId
+from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
 from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, RefusalRow
@@ -68,11 +69,12 @@ class Broker:
         *,
         held: Callable[[], Mapping[ShardId, int]],
         mint: Callable[[], int],
+        workers: Callable[[], Workers] = lambda: NOBODY,
     ) -> None:
         self._pool = pool
         self._held = held
         self._mint = mint
-        self._recorder = Recorder(results, mint)
+        self._recorder = Recorder(results, mint, workers)
         self._unmarked: dict[ShardId, set[ExecutionId]] = {}
         self.states = states
 
@@ -170,6 +172,15 @@ class Broker:
             await self._take(turn, one)
         for execution_id, reason in turn.poisoned.items():
             await self._park(turn, execution_id, reason, taken)
+        await self._refuse_late(turn)
+
+    async def _refuse_late(self, turn: Turn) -> None:
+        """A worker that slept through its lease: what it says of a command that was ended without
+        it is refused. The same end said twice is only dropped."""
+        if turn.unheeded:
+            ends = [(m.execution_id, m.command_id, m.worker_id) for m in turn.unheeded]
+            late = await batches.ended_by_others(turn.conn, ends)
+            turn.batch.refusals += [RefusalRow(worker, e, c) for e, c, worker in late]
 
     async def _take(self, turn: Turn, taken: Taken) -> None:
         match taken.message:
@@ -205,6 +216,8 @@ class Broker:
         event_id = EventId(self._mint())
         fact = accept(live.state, message, event_id)
         if fact is None:
+            if isinstance(message, Done | Failed):
+                turn.unheeded.append(message)
             return
         stored = _stored_with(message)
         if stored is not None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from noetl_broker.advance import Broker
 from noetl_broker.config import BrokerConfig
 from noetl_broker.intake import Intake
+from noetl_broker.placing import WATCH_SECONDS, WorkerWatch
 from noetl_broker.pump import Pump
 from noetl_broker.states import States
 from noetl_core.blob.result_store import ResultStore
@@ -57,7 +58,10 @@ async def start(service: Service[BrokerConfig]) -> None:
         on_loss=lost,
     )
     results = ResultStore(store_dir=config.store_dir)
-    broker = Broker(pool, results, states, held=owner.held, mint=member.mint)
+    workers = WorkerWatch(pool)
+    broker = Broker(
+        pool, results, states, held=owner.held, mint=member.mint, workers=lambda: workers.seen
+    )
     intake = Intake(
         pool,
         consumer.queue,
@@ -67,6 +71,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     )
     pump = Pump(broker, intake, bus, renew=keep, stopping=service.stopping)
     await keep()
+    service.every(WATCH_SECONDS, workers.look, name="watch workers")
     service.on_stop(owner.release)
     service.every(config.shard_look_seconds, keep, name="own shards")
     await bus.subscribe(ANY_INBOX_WAKE, intake.look_into_inbox)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from noetl_core.domain.ids import EpochId, ExecutionId, ShardId
+from noetl_core.domain.ids import EpochId, ExecutionId, ShardId, WorkerId
 from noetl_core.store.batch import Batch, DeadLetterRow
 from noetl_core.store.postgres import Connection
-from noetl_core.wire.messages import Barrier, Message, decode_messages
+from noetl_core.wire.messages import Barrier, Done, Failed, Message, decode_messages
 
 
 class Letter(NamedTuple):
@@ -42,6 +42,12 @@ class Turn:
         self.ended_on: set[ShardId] = set()
         """Shards on which an execution ended: somebody may be waiting for that."""
         self.work: Counter[tuple[ShardId, str]] = Counter()
+        self.meant_for: Counter[tuple[ShardId, WorkerId]] = Counter()
+        """Work that a certain worker is to hear of, not any worker of the pool."""
+        self.nobody_able: set[tuple[str, frozenset[str]]] = set()
+        """Pools in which no worker that we know has what a command requires."""
+        self.unheeded: list[Done | Failed] = []
+        """Ends of commands that were not open: said twice, or too late."""
         self.told: set[ShardId] = set()
         """Shards whose inbox has got something by this turn."""
 
@@ -71,6 +77,8 @@ class Turn:
         self.touched.update(other.touched)
         self.closing.update(other.closing)
         self.work.update(other.work)
+        self.meant_for.update(other.meant_for)
+        self.nobody_able |= other.nobody_able
         self.ended_on |= other.ended_on
         self.told |= other.told
         self.poisoned.update(other.poisoned)

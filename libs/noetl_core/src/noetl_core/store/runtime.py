@@ -12,7 +12,7 @@ import msgspec
 
 from noetl_core.domain.errors import RetryableError
 from noetl_core.domain.ids import RuntimeId, worker_id_of
-from noetl_core.domain.workers import LiveWorker, offers_of
+from noetl_core.domain.workers import POOL_LABEL, TOOL_SLOTS_LABEL, LiveWorker, offers_of
 from noetl_core.store.postgres import Connection, Pool
 
 NODE_LEASE_SECONDS = 60.0
@@ -136,8 +136,7 @@ async def mark_offline(conn: Connection | Pool, runtime_ids: Sequence[RuntimeId]
 
 
 _LIVE_WORKERS = """
-SELECT name, labels, capabilities, capacity, runtime->'tool_slots' AS tool_slots
-FROM noetl.runtime
+SELECT name, labels, capabilities, capacity FROM noetl.runtime
 WHERE kind = 'worker' AND status = 'ready' AND heartbeat > now() - make_interval(secs => $1)
 ORDER BY name
 """
@@ -151,19 +150,28 @@ async def live_workers(
 
 def _live_worker(row: Any) -> LiveWorker:
     """The label `pool` lists the pools it serves; capabilities are the kinds of its tools."""
-    labels = {str(name): str(value) for name, value in _json(row["labels"], {}).items()}
-    kinds = [str(kind) for kind in _json(row["capabilities"], [])]
+    labels = _labels(row["labels"])
+    kinds = _json(row["capabilities"])
+    slots = labels.pop(TOOL_SLOTS_LABEL, "")
     return LiveWorker(
         worker_id=worker_id_of(row["name"]),
-        pools=frozenset(labels.pop("pool", "").split(",")),
-        offers=offers_of(labels, kinds),
-        capacity=row["capacity"] or 1,
-        limited=frozenset(_json(row["tool_slots"], {})),
+        pools=frozenset(labels.pop(POOL_LABEL, "").split(",")),
+        offers=offers_of(labels, map(str, kinds) if isinstance(kinds, list) else ()),
+        capacity=max(1, row["capacity"] or 1),
+        limited=frozenset(each.partition("=")[0] for each in slots.split(",") if each),
     )
 
 
-def _json(text: str | None, default: Any) -> Any:
-    return default if text is None else msgspec.json.decode(text)
+def _labels(text: str | None) -> dict[str, str]:
+    """Whoever registers over HTTP may have written a list, or anything else."""
+    said = _json(text)
+    if isinstance(said, list):
+        return {str(name): "true" for name in said}
+    return {name: str(value) for name, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
 
 
 _LIVE_COUNT = """

@@ -46,7 +46,11 @@ def any_pool_wake(pool: str) -> str:
     return f"noetl.commands.*.pool.{pool}"
 
 
-def worker_wake(worker_id: WorkerId) -> str:
+def worker_wake(shard: ShardId, worker_id: WorkerId) -> str:
+    return f"noetl.commands.{shard}.worker.{worker_id}"
+
+
+def any_worker_wake(worker_id: WorkerId) -> str:
     return f"noetl.commands.*.worker.{worker_id}"
 
 
