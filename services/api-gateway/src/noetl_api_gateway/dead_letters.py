@@ -8,6 +8,8 @@ Who sets aside, and what trying again means
   command     a command that was lost too often. Its execution goes on from where it ended.
   reaper      an execution that nothing could move. The broker looks at it again.
   projection  an event that could not be shown. The log has it: rebuild the row instead.
+              `projection.differs` is what stood in a row that was not what its log says; the row
+              was written anew when that was found, so there is nothing to do again.
 """
 
 from typing import Any
@@ -108,6 +110,8 @@ async def _second_try(
     if found.source == "projection":
         detail = f"noetl db rebuild-projection --execution {found.execution_id}"
         raise ConflictError(f"the log has this event: run `{detail}`, then discard this")
+    if found.source == "projection.differs":
+        raise ConflictError("the row was written anew when it was found: discard this")
     messages = _messages(found)
     execution_id = found.execution_id or _execution_of(messages)
     view = await _view(gateway, execution_id)
@@ -197,7 +201,7 @@ def _audited(found: DeadLetter) -> dict[str, Any]:
 
 
 def _shown(found: DeadLetter) -> list[Any]:
-    if found.source == "projection":
+    if found.source.startswith("projection"):
         return [_readable(msgspec.json.decode(found.body))]
     messages = decode_messages(found.body)
     return [_readable(msgspec.to_builtins(one, builtin_types=(bytes,))) for one in messages]

@@ -34,3 +34,33 @@ _meter.create_observable_gauge(
     [_depth],
     description="Open commands, by pool and status (pending, leased): what workers have to do.",
 )
+
+_dead_letters: dict[str, int] = {}
+
+
+def show_dead_letters(counts: Mapping[str, int]) -> None:
+    """By source, as counted last. A source that has none any more shows a zero."""
+    for source in _dead_letters:
+        _dead_letters[source] = 0
+    _dead_letters.update(counts)
+
+
+def _set_aside(_: CallbackOptions) -> Iterable[Observation]:
+    for source, count in list(_dead_letters.items()):
+        yield Observation(count, {"source": source})
+
+
+def _stuck(_: CallbackOptions) -> Iterable[Observation]:
+    yield Observation(_dead_letters.get("reaper", 0))
+
+
+_meter.create_observable_gauge(
+    "noetl_dead_letters",
+    [_set_aside],
+    description="What was set aside and not dealt with yet, by source.",
+)
+_meter.create_observable_gauge(
+    "noetl_executions_stuck",
+    [_stuck],
+    description="Running executions that nothing can move, as the reaper has flagged them.",
+)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from noetl_worker.held import Held
 from noetl_worker.metrics import TALLY
+from noetl_worker.tool_slots import ToolSlots
 from noetl_worker.work import Work
 
 
@@ -19,7 +20,7 @@ class ToolPool(Protocol):
 
 
 def capacity_report(
-    work: Work, held: Held, *, slots: int, tools: Mapping[str, ToolPool]
+    work: Work, held: Held, *, slots: int, tools: Mapping[str, ToolPool], limits: ToolSlots
 ) -> dict[str, Any]:
     """`free` may be less than the slots that are left: see Work.free_slots."""
     return {
@@ -29,7 +30,7 @@ def capacity_report(
         "unconfirmed": held.unconfirmed,
         "done": TALLY.done,
         "failed": TALLY.failed,
-        "tools": {kind: _tool(pool) for kind, pool in tools.items()},
+        "tools": {kind: _tool(pool) for kind, pool in tools.items()} | limits.standing(),
     }
 
 

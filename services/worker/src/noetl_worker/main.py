@@ -90,7 +90,9 @@ async def start(service: Service[WorkerConfig]) -> None:
         tool_slots=tool_slots,
     )
     pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb}
-    member.report = partial(capacity_report, work, held, slots=config.slots, tools=pools)
+    member.report = partial(
+        capacity_report, work, held, slots=config.slots, tools=pools, limits=tool_slots
+    )
     heartbeat = await service.open(
         beating(
             config.postgres_dsn,

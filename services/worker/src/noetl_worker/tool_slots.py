@@ -18,6 +18,7 @@ VARIABLE = "NOETL_WORKER_TOOL_SLOTS"
 
 class ToolSlots:
     def __init__(self, limits: Mapping[str, int]) -> None:
+        self._kinds = dict(limits)
         self._limits = {tool_offer(kind): limit for kind, limit in limits.items()}
         self._gates = {kind: asyncio.Semaphore(limit) for kind, limit in limits.items()}
         self._taken: Counter[str] = Counter()
@@ -37,6 +38,13 @@ class ToolSlots:
         """Of any commands so many can be leased without taking a slot that is not there."""
         free = (limit - self._taken[offer] for offer, limit in self._limits.items())
         return min((count for count in free if count > 0), default=None)
+
+    def standing(self) -> dict[str, dict[str, int]]:
+        """How many slots each of these kinds has, and how many are free."""
+        return {
+            kind: {"slots": limit, "free": max(0, limit - self._taken[tool_offer(kind)])}
+            for kind, limit in self._kinds.items()
+        }
 
     def gate(self, kind: str) -> AbstractAsyncContextManager[None]:
         return self._gates.get(kind) or nullcontext()

@@ -117,7 +117,8 @@ def _trouble(facts: Facts) -> Iterator[str]:
         not facts.has_broker or facts.oldest_message_seconds > SLOW_MESSAGE_SECONDS
     ):
         count = "1 message" if facts.messages == 1 else f"{facts.messages} messages"
-        yield f"{count} for it wait to be read, for {facts.oldest_message_seconds:.0f} s by now."
+        verb = "waits" if facts.messages == 1 else "wait"
+        yield f"{count} for it {verb} to be read, for {facts.oldest_message_seconds:.0f} s by now."
     if not facts.has_projection or facts.lag_ms > LAG_MS_MAX:
         yield "The status lags behind the log: what is said here may be of some seconds ago."
     if facts.last_error is not None:

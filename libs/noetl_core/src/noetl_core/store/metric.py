@@ -70,12 +70,13 @@ async def newest(
 # What the workers' heartbeats said last is a measurement, too: nobody has to send it twice.
 _OBSERVE = """
 INSERT INTO noetl.metric (name, value, labels, runtime_id)
-SELECT 'noetl_workers_active', count(*), '{"component": "system", "kind": "system"}', NULL
+SELECT 'noetl_workers_active', count(*), '{"component": "system", "kind": "system"}'::jsonb,
+       NULL::bigint
 FROM noetl.runtime
 WHERE kind IN ('worker', 'worker_pool') AND status = 'ready'
 UNION ALL
 SELECT 'noetl_queue_' || wanted.status, count(c.status),
-       '{"component": "system", "kind": "system"}', NULL
+       '{"component": "system", "kind": "system"}'::jsonb, NULL::bigint
 FROM unnest(ARRAY['pending', 'leased', 'held']) AS wanted (status)
 LEFT JOIN noetl.command AS c ON c.status = wanted.status
 GROUP BY wanted.status
