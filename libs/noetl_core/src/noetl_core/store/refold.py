@@ -32,7 +32,6 @@ def advance(known: Projected | None, row: Any, happened: Event) -> Projected:
     created_at: datetime = row["created_at"]
     one = known if known is not None else _first(row)
     one.state = fold(one.state, happened)
-    one.shard_id = ShardId(row["shard_id"])  # another one after a change of the shard count
     one.last_event_id = happened.event_id
     one.last_event_type = row["event_type"]
     one.shard_id = ShardId(row["shard_id"])  # it changes with the shard count
