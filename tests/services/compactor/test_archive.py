@@ -110,6 +110,16 @@ async def test_many_files_hold_the_same_as_one(
     assert len(files_like(tmp_path, "*/event-*.parquet")) == 7
 
 
+async def test_an_old_partition_without_rows_is_dropped(
+    pool: Pool, compactor_pool: Pool, tmp_path: Path
+) -> None:
+    await a_week(pool)
+
+    assert await archive_past(compactor_pool, rules(tmp_path)) == 0
+
+    assert await tables(pool) == DEFAULTS
+
+
 async def test_a_young_week_stays(pool: Pool, compactor_pool: Pool, tmp_path: Path) -> None:
     before = await an_old_log(pool)
 

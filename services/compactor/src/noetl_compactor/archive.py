@@ -44,7 +44,7 @@ import structlog
 
 from noetl_compactor import metrics
 from noetl_core.blob import parquet
-from noetl_core.domain.retention import Week, is_past, week_of
+from noetl_core.domain.retention import Week, is_past, week_named, week_of
 from noetl_core.store import archive
 from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Survey
 from noetl_core.store.postgres import Connection, Pool
@@ -98,11 +98,12 @@ async def archive_past(pool: Pool, rules: Rules) -> int:
             return 0
         await _remove_unrecorded(conn, rules.root)
         events = await _finish_recorded(conn, rules)
-        week = await _next_week(conn, 0, rules)
-        while week is not None:
-            events += await _archive_week(conn, week, rules)
-            week = await _next_week(conn, week.upper, rules)
-        return events
+        for name in await archive.partition_weeks(conn):
+            week = week_named(name)
+            is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms)
+            if is_ripe and not await _is_pending(conn, week):
+                events += await _archive_partition(conn, week, rules)
+        return events + await _archive_rest(conn, rules)
 
 
 @asynccontextmanager
@@ -118,21 +119,38 @@ async def _alone(conn: Connection) -> AsyncIterator[bool]:
             await archive.unlock(conn)
 
 
+async def _archive_partition(conn: Connection, week: Week, rules: Rules) -> int:
+    """A week that has its partition: it goes as a whole, unless too much of it must stay."""
+    tails = await archive.partition_tails(conn, week.name)
+    survey = await _survey(conn, week.lower, week.upper, rules)
+    if survey.kept_events > rules.moved_rows:
+        return 0
+    return await _archive(conn, Cut(week, week.lower, week.upper, True, tails or {}, survey), rules)
+
+
+async def _archive_rest(conn: Connection, rules: Rules) -> int:
+    """What is past and still there: rows of the DEFAULT partition, and of weeks that stay."""
+    events = 0
+    week = await _next_week(conn, 0, rules)
+    while week is not None:
+        if not await _is_pending(conn, week):
+            events += await _archive_slices(conn, week, rules)
+        week = await _next_week(conn, week.upper, rules)
+    return events
+
+
+async def _is_pending(conn: Connection, week: Week) -> bool:
+    """Rows of the week are archived and not dropped yet: they must not go into another archive."""
+    recorded = await archive.recorded(conn)
+    return any(one.week == week.name and not one.is_dropped for one in recorded)
+
+
 async def _next_week(conn: Connection, lower: int, rules: Rules) -> Week | None:
     first = await archive.first_execution(conn, lower=lower, upper=2**63 - 1)
     if first is None:
         return None
     week = week_of(first)
     return week if is_past(week, kept_from_ms=rules.kept_from_ms) else None
-
-
-async def _archive_week(conn: Connection, week: Week, rules: Rules) -> int:
-    tails = await archive.partition_tails(conn, week.name)
-    survey = await _survey(conn, week.lower, week.upper, rules)
-    if tails is not None and survey.kept_events <= rules.moved_rows:
-        cut = Cut(week, week.lower, week.upper, True, tails, survey)
-        return await _archive(conn, cut, rules)
-    return await _archive_slices(conn, week, rules) if survey.executions else 0
 
 
 async def _archive_slices(conn: Connection, week: Week, rules: Rules) -> int:
@@ -160,7 +178,13 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     """Lines 2 to 7 for one cut. Says how many events left the database."""
     begun = time.perf_counter()
     rules.after("surveyed")
-    made = await _write(conn, cut, rules)
+    try:
+        made = await _write(conn, cut, rules)
+    except (parquet.ArchiveDamagedError, duckdb.Error):
+        # Nothing was recorded, so nothing is lost; the other weeks and duties go on.
+        metrics.ARCHIVES_FAILED.add(1)
+        log.exception("archive.failed", week=cut.week.name)
+        return 0
     if made.event_count != cut.survey.events:
         # An execution went on, or ended, while we copied: nobody was told of this archive yet.
         shutil.rmtree(_making(rules.root, made.name))
@@ -221,7 +245,9 @@ async def _write_source(
     """All rows of a table that belong to the cut, in as many files as they need."""
     files: list[File] = []
     after = FROM_THE_FIRST
-    with tempfile.TemporaryDirectory() as scratch, parquet.connect() as connection:
+    directory = _making(rules.root, name)
+    # Beside the files: where they have room, the rows have room too.
+    with tempfile.TemporaryDirectory(dir=directory) as scratch, parquet.connect() as connection:
         while True:
             csv = Path(scratch, "rows.csv")
             rows = await archive.copy_rows(
@@ -237,7 +263,7 @@ async def _write_source(
             )
             if not rows:
                 return files
-            target = _making(rules.root, name) / f"{source}-{len(files):04}.parquet"
+            target = directory / f"{source}-{len(files):04}.parquet"
             written = await _write_file(connection, source, csv, target, rows, rules)
             after = written.last
             files.append(_file(source, f"{name}/{target.name}", written))

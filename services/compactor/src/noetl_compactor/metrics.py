@@ -14,6 +14,10 @@ PARTITIONS_MISSING = _meter.create_gauge(
 EVENTS_ARCHIVED = _meter.create_counter(
     "noetl_compactor_events_archived", description="Events written to archives and verified."
 )
+ARCHIVES_FAILED = _meter.create_counter(
+    "noetl_compactor_archives_failed",
+    description="Archives that could not be written or did not give back what was written.",
+)
 EVENTS_PER_SECOND = _meter.create_gauge(
     "noetl_compactor_events_per_second",
     unit="1/s",

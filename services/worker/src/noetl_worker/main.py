@@ -181,7 +181,9 @@ def _performer(
         worker_id=worker_id,
         plans=plans,
         results=ResultStore(
-            store_dir=config.store_dir, cache_bytes=config.result_cache_mb * 1024 * 1024
+            store_dir=config.store_dir,
+            archive_dir=config.archive_dir,
+            cache_bytes=config.result_cache_mb * 1024 * 1024,
         ),
         tools=tools,
         credentials=Credentials(pool, keyring),

@@ -1,5 +1,6 @@
 """What is past retention: whole weeks of executions, as the log is partitioned by them."""
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from noetl_core.domain.partitions import WEEK_MS, partition_of, week_start_ms
@@ -21,6 +22,13 @@ def week_of(execution_id: int) -> Week:
     name = partition_of("event", start_ms=start_ms).name.removeprefix("event_")
     # The first week began before the first id could be made.
     return Week(name, max(first_id_at(start_ms), 0), first_id_at(start_ms + WEEK_MS))
+
+
+def week_named(name: str) -> Week:
+    """`2026w07`, as `week_of` names it."""
+    year, number = name.split("w")
+    monday = datetime.fromisocalendar(int(year), int(number), 1).replace(tzinfo=UTC)
+    return week_of(max(first_id_at(int(monday.timestamp()) * 1000), 0))
 
 
 def kept_from_ms(*, now_ms: int, retention_days: float) -> int:

@@ -41,6 +41,20 @@ async def first_execution(conn: Connection, *, lower: int, upper: int) -> Execut
     return found
 
 
+_PARTITION_WEEKS = """
+SELECT DISTINCT substring(c.relname FROM '[0-9]{4}w[0-9]{2}$') AS week
+FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+WHERE i.inhparent IN ('noetl.event'::regclass, 'noetl.result_ref'::regclass)
+  AND c.relname ~ '[0-9]{4}w[0-9]{2}$'
+ORDER BY week
+"""
+
+
+async def partition_weeks(conn: Connection) -> list[str]:
+    """The weeks that have a partition of their own, of the log or of the results."""
+    return [str(row["week"]) for row in await conn.fetch(_PARTITION_WEEKS)]
+
+
 _TAILS = "SELECT noetl.partition_tails($1)"
 
 
@@ -288,11 +302,12 @@ async def record(conn: Connection, archive: Archive, *, sha256: bytes) -> None:
 class Recorded(NamedTuple):
     archive_id: int
     name: str
+    week: str
     is_dropped: bool
 
 
 _RECORDED = """
-SELECT manifest_id, meta ->> 'name', meta ? 'dropped_at'
+SELECT manifest_id, meta ->> 'name', meta ->> 'week', meta ? 'dropped_at'
 FROM noetl.manifest WHERE kind = 'archive' ORDER BY manifest_id
 """
 
