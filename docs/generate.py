@@ -92,11 +92,18 @@ def _subjects() -> Iterator[str]:
 def _metrics() -> Iterator[str]:
     yield "| metric | unit | service | what it says |"
     yield "|---|---|---|---|"
+    for service, file in _metric_files():
+        for name, unit, description in sorted(_declared(file.read_text())):
+            yield f"| `{name}` | {unit} | {service} | {_one_line(description)} |"
+
+
+def _metric_files() -> Iterator[tuple[str, Path]]:
+    core = ROOT / "libs" / "noetl_core" / "src" / "noetl_core"
+    yield "every process", core / "process" / "metrics.py"
+    yield "whoever reads results", core / "blob" / "metrics.py"
     for service in SERVICES:
         package = f"noetl_{service.replace('-', '_')}"
-        source = (ROOT / "services" / service / "src" / package / "metrics.py").read_text()
-        for name, unit, description in sorted(_declared(source)):
-            yield f"| `{name}` | {unit} | {service} | {_one_line(description)} |"
+        yield service, ROOT / "services" / service / "src" / package / "metrics.py"
 
 
 def _declared(source: str) -> Iterator[tuple[str, str, str]]:

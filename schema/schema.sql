@@ -93,6 +93,164 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION noetl.discard_archive(archive_id bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    owner_id bigint;
+BEGIN
+    DELETE FROM noetl.manifest
+    WHERE kind = 'archive' AND manifest_id = archive_id AND NOT meta ? 'dropped_at'
+    RETURNING execution_id INTO owner_id;
+    IF owner_id IS NULL THEN
+        RETURN false;
+    END IF;
+    DELETE FROM noetl.manifest_part WHERE execution_id = owner_id AND manifest_id = archive_id;
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION noetl.drop_archived(archive_id bigint) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '500ms'
+    AS $_$
+DECLARE
+    archive noetl.manifest;
+    parts record;
+    week text;
+    low bigint;
+    high bigint;
+    kept bigint[];
+    source text;
+    partition_name text;
+    found_rows bigint;
+    removed bigint;
+    is_newer boolean;
+    counts bigint[] := '{}';
+BEGIN
+    SELECT * INTO archive FROM noetl.manifest
+    WHERE kind = 'archive' AND manifest_id = archive_id FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no verified archive %', archive_id
+            USING ERRCODE = 'no_data_found';
+    END IF;
+    IF archive.meta ? 'dropped_at' THEN
+        RETURN 'gone';
+    END IF;
+    SELECT count(*) AS files, count(p.sha256) AS sums,
+           coalesce(sum(p.item_count) FILTER (WHERE p.source = 'event'), 0) AS events,
+           coalesce(sum(p.item_count) FILTER (WHERE p.source = 'result_ref'), 0) AS results
+    INTO parts
+    FROM noetl.manifest_part AS p
+    WHERE p.execution_id = archive.execution_id AND p.manifest_id = archive_id;
+    week := archive.meta ->> 'week';
+    low := (archive.meta ->> 'lower')::bigint;
+    high := (archive.meta ->> 'upper')::bigint;
+    kept := ARRAY(SELECT jsonb_array_elements_text(archive.meta -> 'kept')::bigint);
+    IF week !~ '^[0-9]{4}w[0-9]{2}$' OR low >= high
+       OR parts.files <> archive.part_count OR parts.sums <> parts.files
+       OR parts.events <> archive.item_count
+       OR parts.results <> (archive.meta ->> 'result_count')::bigint THEN
+        RAISE EXCEPTION 'the archive % is not complete', archive_id
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+
+    IF (archive.meta ->> 'drops')::boolean THEN
+        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
+            found_rows := 0;
+            IF to_regclass(format('noetl.%I', source || '_' || week)) IS NOT NULL THEN
+                EXECUTE format(
+                    'SELECT count(*) FROM noetl.%I WHERE execution_id <> ALL ($1)',
+                    source || '_' || week
+                ) INTO found_rows USING kept;
+            END IF;
+            counts := counts || found_rows;
+        END LOOP;
+        LOCK TABLE ONLY noetl.event IN ACCESS EXCLUSIVE MODE;
+        LOCK TABLE ONLY noetl.result_ref IN ACCESS EXCLUSIVE MODE;
+        partition_name := 'event_' || week;
+        IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+            EXECUTE format($query$
+                WITH RECURSIVE shard AS (
+                    SELECT min(shard_id) AS shard_id FROM noetl.%1$I
+                    UNION ALL
+                    SELECT (SELECT min(p.shard_id) FROM noetl.%1$I AS p
+                            WHERE p.shard_id > shard.shard_id)
+                    FROM shard WHERE shard.shard_id IS NOT NULL
+                )
+                SELECT EXISTS (
+                    SELECT FROM shard CROSS JOIN LATERAL (
+                        SELECT FROM noetl.%1$I AS p
+                        WHERE p.shard_id = shard.shard_id
+                          AND p.event_id > coalesce(($1 ->> shard.shard_id::text)::bigint, 0)
+                          AND p.execution_id <> ALL ($2)
+                        LIMIT 1
+                    ) AS newer
+                    WHERE shard.shard_id IS NOT NULL
+                )
+                $query$, partition_name
+            ) INTO is_newer USING archive.meta -> 'tails', kept;
+            IF is_newer THEN
+                RETURN 'changed';
+            END IF;
+        END IF;
+        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
+            partition_name := source || '_' || week;
+            -- Rows of the week that came before its partition are in the DEFAULT one.
+            EXECUTE format(
+                'DELETE FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2'
+                ' AND execution_id <> ALL ($3)', source || '_default'
+            ) USING low, high, kept;
+            GET DIAGNOSTICS removed = ROW_COUNT;
+            found_rows := CASE source WHEN 'event' THEN counts[1] ELSE counts[2] END + removed;
+            IF found_rows <> (CASE source WHEN 'event' THEN parts.events ELSE parts.results END) THEN
+                RAISE EXCEPTION USING ERRCODE = 'NA001';
+            END IF;
+            IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+                EXECUTE format(
+                    'ALTER TABLE noetl.%I DETACH PARTITION noetl.%I', source, partition_name
+                );
+                EXECUTE format(
+                    'INSERT INTO noetl.%I SELECT * FROM noetl.%I WHERE execution_id = ANY ($1)',
+                    source, partition_name
+                ) USING kept;
+                EXECUTE format('DROP TABLE noetl.%I', partition_name);
+            END IF;
+        END LOOP;
+    ELSE
+        -- Appends to these executions wait until it is over; the rest of the log goes on.
+        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
+            FOREACH partition_name IN ARRAY ARRAY[source || '_default', source || '_' || week] LOOP
+                IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+                    EXECUTE format(
+                        'LOCK TABLE noetl.%I IN SHARE ROW EXCLUSIVE MODE', partition_name
+                    );
+                END IF;
+            END LOOP;
+        END LOOP;
+        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
+            EXECUTE format(
+                'DELETE FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2'
+                ' AND execution_id <> ALL ($3)', source
+            ) USING low, high, kept;
+            GET DIAGNOSTICS removed = ROW_COUNT;
+            IF removed <> (CASE source WHEN 'event' THEN parts.events ELSE parts.results END) THEN
+                RAISE EXCEPTION USING ERRCODE = 'NA001';
+            END IF;
+        END LOOP;
+    END IF;
+    UPDATE noetl.manifest SET meta = meta || jsonb_build_object('dropped_at', now())
+    WHERE execution_id = archive.execution_id AND manifest_id = archive_id;
+    RETURN 'dropped';
+EXCEPTION
+    WHEN lock_not_available OR deadlock_detected THEN RETURN 'busy';
+    -- More or fewer rows than were archived: everything above is undone.
+    WHEN SQLSTATE 'NA001' THEN RETURN 'changed';
+END
+$_$;
+
 CREATE FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -129,6 +287,77 @@ EXCEPTION
     WHEN lock_not_available THEN RETURN 'busy';
 END
 $_$;
+
+CREATE FUNCTION noetl.partition_tails(week text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    tails jsonb;
+BEGIN
+    IF week !~ '^[0-9]{4}w[0-9]{2}$' OR to_regclass(format('noetl.%I', 'event_' || week)) IS NULL THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE format($query$
+        WITH RECURSIVE shard AS (
+            SELECT min(shard_id) AS shard_id FROM noetl.%1$I
+            UNION ALL
+            SELECT (SELECT min(p.shard_id) FROM noetl.%1$I AS p WHERE p.shard_id > shard.shard_id)
+            FROM shard WHERE shard.shard_id IS NOT NULL
+        )
+        SELECT coalesce(jsonb_object_agg(shard.shard_id, (
+            SELECT max(p.event_id) FROM noetl.%1$I AS p WHERE p.shard_id = shard.shard_id
+        )), '{}')
+        FROM shard WHERE shard.shard_id IS NOT NULL
+        $query$, 'event_' || week
+    ) INTO tails;
+    RETURN tails;
+END
+$_$;
+
+CREATE FUNCTION noetl.query(statement text, width integer, row_limit integer, bytes_max bigint) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'noetl', 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    names text := (SELECT string_agg('c' || n, ', ' ORDER BY n) FROM generate_series(1, width) AS n);
+    line text;
+    total bigint := 0;
+BEGIN
+    IF current_user <> 'noetl_query' THEN
+        RAISE EXCEPTION 'noetl.query must belong to the role noetl_query, not to %', current_user;
+    END IF;
+    FOR line IN EXECUTE format(
+        E'SELECT json_build_array(%1$s)::text FROM (%2$s\n) AS asked (%1$s) LIMIT %3$s',
+        names, statement, row_limit
+    ) LOOP
+        total := total + octet_length(line);
+        IF total > bytes_max THEN
+            RAISE EXCEPTION 'the answer has more than % bytes', bytes_max
+                USING ERRCODE = 'program_limit_exceeded';
+        END IF;
+        RETURN NEXT line;
+    END LOOP;
+END
+$_$;
+
+CREATE FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    UPDATE noetl.result_ref AS r
+    SET removed_at = now(), preview = NULL,
+        inline = CASE WHEN r.store_tier = 'db' THEN ''::bytea END
+    FROM unnest(executions, refs) AS u (execution_id, ref_id)
+    WHERE r.execution_id = u.execution_id AND r.ref_id = u.ref_id
+      AND r.expires_at <= now() AND r.removed_at IS NULL;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$$;
 
 CREATE FUNCTION noetl.vnode(execution_id bigint) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -200,6 +429,7 @@ CREATE TABLE noetl.command (
     payload bytea NOT NULL,
     meta jsonb,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
+    requires text[],
     CONSTRAINT command_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'leased'::text, 'held'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0');
@@ -312,6 +542,8 @@ CREATE TABLE noetl.execution_shard (
     epoch bigint DEFAULT 0 NOT NULL,
     leased_until timestamp with time zone,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    wanted_runtime_id bigint,
+    retired_at timestamp with time zone,
     CONSTRAINT execution_shard_role_check CHECK ((role = ANY (ARRAY['broker'::text, 'projection'::text])))
 )
 WITH (fillfactor='50');
@@ -373,9 +605,13 @@ CREATE TABLE noetl.manifest_part (
     sha256 bytea,
     inline bytea,
     ref_id bigint,
+    source text,
+    lower_id bigint,
+    upper_id bigint,
     CONSTRAINT manifest_part_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
     CONSTRAINT manifest_part_check1 CHECK (((store_tier = ANY (ARRAY['db'::text, 'result'::text])) = (physical_uri IS NULL))),
     CONSTRAINT manifest_part_result_check CHECK (((store_tier = 'result'::text) = (ref_id IS NOT NULL))),
+    CONSTRAINT manifest_part_source_check CHECK ((source = ANY (ARRAY['event'::text, 'result_ref'::text]))),
     CONSTRAINT manifest_part_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text, 'result'::text])))
 );
 
@@ -405,6 +641,18 @@ CREATE TABLE noetl.projection_checkpoint (
 )
 WITH (fillfactor='50');
 
+CREATE TABLE noetl.resize (
+    resize_id bigint NOT NULL,
+    shards_from integer NOT NULL,
+    shards_to integer NOT NULL,
+    requested_at timestamp with time zone DEFAULT now() NOT NULL,
+    switch_id bigint,
+    switched_at timestamp with time zone,
+    drained_at timestamp with time zone,
+    refused text,
+    CONSTRAINT resize_shards_to_check CHECK (((shards_to >= 1) AND (shards_to <= 1024)))
+);
+
 CREATE TABLE noetl.result_ref (
     execution_id bigint NOT NULL,
     ref_id bigint NOT NULL,
@@ -419,6 +667,7 @@ CREATE TABLE noetl.result_ref (
     preview text,
     expires_at timestamp with time zone,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
+    removed_at timestamp with time zone,
     CONSTRAINT result_ref_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
     CONSTRAINT result_ref_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
     CONSTRAINT result_ref_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
@@ -439,6 +688,7 @@ CREATE TABLE noetl.result_ref_default (
     preview text,
     expires_at timestamp with time zone,
     created_at timestamp with time zone DEFAULT now() CONSTRAINT result_ref_created_at_not_null NOT NULL,
+    removed_at timestamp with time zone,
     CONSTRAINT result_ref_check CHECK (((store_tier = 'db'::text) = (inline IS NOT NULL))),
     CONSTRAINT result_ref_check1 CHECK (((store_tier = 'db'::text) = (physical_uri IS NULL))),
     CONSTRAINT result_ref_store_tier_check CHECK ((store_tier = ANY (ARRAY['db'::text, 'pvc'::text, 'minio'::text, 's3'::text, 'gcs'::text])))
@@ -556,6 +806,12 @@ ALTER TABLE ONLY noetl.metric
 ALTER TABLE ONLY noetl.projection_checkpoint
     ADD CONSTRAINT projection_checkpoint_pkey PRIMARY KEY (shard_id);
 
+ALTER TABLE ONLY noetl.resize
+    ADD CONSTRAINT resize_pkey PRIMARY KEY (resize_id);
+
+ALTER TABLE ONLY noetl.resize
+    ADD CONSTRAINT resize_switch_id_key UNIQUE (switch_id);
+
 ALTER TABLE ONLY noetl.result_ref
     ADD CONSTRAINT result_ref_pkey PRIMARY KEY (execution_id, ref_id);
 
@@ -593,6 +849,8 @@ CREATE INDEX command_pending_idx ON noetl.command USING btree (pool, priority DE
 
 CREATE INDEX dead_letter_execution_idx ON noetl.dead_letter USING btree (execution_id);
 
+CREATE INDEX dead_letter_flag_idx ON noetl.dead_letter USING btree (execution_id) WHERE (source = 'reaper'::text);
+
 CREATE UNIQUE INDEX event_key_idx ON ONLY noetl.event USING btree (execution_id, event_key);
 
 CREATE UNIQUE INDEX event_default_execution_id_event_key_idx ON noetl.event_default USING btree (execution_id, event_key);
@@ -615,15 +873,29 @@ CREATE INDEX execution_recent_idx ON noetl.execution USING btree (started_at DES
 
 CREATE INDEX execution_status_idx ON noetl.execution USING btree (status, started_at DESC, execution_id DESC);
 
+CREATE INDEX idempotency_age_idx ON noetl.idempotency USING btree (created_at);
+
 CREATE INDEX inbox_execution_idx ON noetl.inbox USING btree (execution_id) WHERE (execution_id IS NOT NULL);
 
 CREATE INDEX inbox_shard_idx ON noetl.inbox USING btree (shard_id, inbox_id);
 
+CREATE INDEX manifest_archive_idx ON noetl.manifest USING btree (manifest_id) WHERE (kind = 'archive'::text);
+
+CREATE INDEX manifest_part_archive_idx ON noetl.manifest_part USING btree (lower_id, upper_id) WHERE (lower_id IS NOT NULL);
+
 CREATE INDEX metric_name_idx ON noetl.metric USING btree (name, reported_at DESC);
+
+CREATE INDEX metric_reported_idx ON noetl.metric USING btree (reported_at);
+
+CREATE UNIQUE INDEX resize_open_idx ON noetl.resize USING btree ((true)) WHERE ((switch_id IS NULL) AND (refused IS NULL));
 
 CREATE INDEX result_ref_parent_idx ON ONLY noetl.result_ref USING btree (execution_id, parent_ref_id) WHERE (parent_ref_id IS NOT NULL);
 
 CREATE INDEX result_ref_default_execution_id_parent_ref_id_idx ON noetl.result_ref_default USING btree (execution_id, parent_ref_id) WHERE (parent_ref_id IS NOT NULL);
+
+CREATE INDEX result_ref_expiry_idx ON ONLY noetl.result_ref USING btree (expires_at) WHERE ((expires_at IS NOT NULL) AND (removed_at IS NULL));
+
+CREATE INDEX result_ref_default_expires_at_idx ON noetl.result_ref_default USING btree (expires_at) WHERE ((expires_at IS NOT NULL) AND (removed_at IS NULL));
 
 CREATE INDEX runtime_status_idx ON noetl.runtime USING btree (status);
 
@@ -639,6 +911,8 @@ ALTER INDEX noetl.event_shard_idx ATTACH PARTITION noetl.event_default_shard_id_
 
 ALTER INDEX noetl.result_ref_parent_idx ATTACH PARTITION noetl.result_ref_default_execution_id_parent_ref_id_idx;
 
+ALTER INDEX noetl.result_ref_expiry_idx ATTACH PARTITION noetl.result_ref_default_expires_at_idx;
+
 ALTER INDEX noetl.result_ref_pkey ATTACH PARTITION noetl.result_ref_default_pkey;
 
 GRANT USAGE ON SCHEMA noetl TO noetl_api_gateway;
@@ -649,11 +923,27 @@ GRANT USAGE ON SCHEMA noetl TO noetl_shard_manager;
 GRANT USAGE ON SCHEMA noetl TO noetl_checkpointer;
 GRANT USAGE ON SCHEMA noetl TO noetl_compactor;
 GRANT USAGE ON SCHEMA noetl TO noetl_reaper;
+GRANT USAGE ON SCHEMA noetl TO noetl_query;
 
 GRANT ALL ON FUNCTION noetl.commit_batch(fence_shard integer[], fence_epoch bigint[], e_execution bigint[], e_id bigint[], e_key text[], e_shard integer[], e_type text[], e_status text[], e_node text[], e_command text[], e_loop bigint[], e_index integer[], e_attempt integer[], e_parent bigint[], e_parent_execution bigint[], e_catalog bigint[], e_epoch bigint[], e_context text[], e_result text[], e_meta text[], e_error text[], x_execution bigint[], x_command text[], x_worker text[], x_all bigint[], c_execution bigint[], c_command text[], c_shard integer[], c_step text[], c_attempt integer[], c_pool text[], c_priority integer[], c_delay double precision[], c_payload bytea[], r_execution bigint[], r_ref bigint[], r_parent bigint[], r_step text[], r_tier text[], r_uri text[], r_media text[], r_bytes bigint[], r_sha256 bytea[], r_inline bytea[], inbox_ids bigint[]) TO noetl_broker;
 
+REVOKE ALL ON FUNCTION noetl.discard_archive(archive_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.discard_archive(archive_id bigint) TO noetl_compactor;
+
+REVOKE ALL ON FUNCTION noetl.drop_archived(archive_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.drop_archived(archive_id bigint) TO noetl_compactor;
+
 REVOKE ALL ON FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION noetl.ensure_partition(parent text, partition_name text, lower_id bigint, upper_id bigint) TO noetl_compactor;
+
+REVOKE ALL ON FUNCTION noetl.partition_tails(week text) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.partition_tails(week text) TO noetl_compactor;
+
+REVOKE ALL ON FUNCTION noetl.query(statement text, width integer, row_limit integer, bytes_max bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.query(statement text, width integer, row_limit integer, bytes_max bigint) TO noetl_api_gateway;
+
+REVOKE ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) TO noetl_compactor;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.api_key TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.api_key TO noetl_compactor;
@@ -666,33 +956,48 @@ GRANT INSERT ON TABLE noetl.audit TO noetl_shard_manager;
 GRANT INSERT ON TABLE noetl.audit TO noetl_checkpointer;
 GRANT SELECT,INSERT ON TABLE noetl.audit TO noetl_compactor;
 GRANT INSERT ON TABLE noetl.audit TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.audit TO noetl_query;
 
 GRANT SELECT,INSERT ON TABLE noetl.catalog TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.catalog TO noetl_broker;
 GRANT SELECT ON TABLE noetl.catalog TO noetl_worker;
 GRANT SELECT ON TABLE noetl.catalog TO noetl_projection;
 GRANT SELECT ON TABLE noetl.catalog TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.catalog TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.checkpoint TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE ON TABLE noetl.checkpoint TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.checkpoint TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.checkpoint TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.command TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE ON TABLE noetl.command TO noetl_broker;
 GRANT SELECT,UPDATE ON TABLE noetl.command TO noetl_worker;
 GRANT SELECT ON TABLE noetl.command TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.command TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.command TO noetl_query;
+
+GRANT SELECT(shard_id) ON TABLE noetl.command TO noetl_shard_manager;
 
 GRANT UPDATE(status) ON TABLE noetl.command TO noetl_broker;
+GRANT SELECT(status) ON TABLE noetl.command TO noetl_shard_manager;
+
+GRANT UPDATE(target_worker) ON TABLE noetl.command TO noetl_broker;
+
+GRANT UPDATE(target_until) ON TABLE noetl.command TO noetl_broker;
+
+GRANT UPDATE(requires) ON TABLE noetl.command TO noetl_broker;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.credential TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.credential TO noetl_worker;
 GRANT SELECT ON TABLE noetl.credential TO noetl_compactor;
 
-GRANT SELECT ON TABLE noetl.dead_letter TO noetl_api_gateway;
+GRANT SELECT,DELETE ON TABLE noetl.dead_letter TO noetl_api_gateway;
 GRANT SELECT,INSERT ON TABLE noetl.dead_letter TO noetl_broker;
 GRANT SELECT,INSERT ON TABLE noetl.dead_letter TO noetl_projection;
 GRANT SELECT ON TABLE noetl.dead_letter TO noetl_compactor;
+GRANT SELECT,INSERT,DELETE ON TABLE noetl.dead_letter TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.dead_letter TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.event TO noetl_api_gateway;
 GRANT SELECT,INSERT ON TABLE noetl.event TO noetl_broker;
@@ -700,8 +1005,14 @@ GRANT SELECT ON TABLE noetl.event TO noetl_worker;
 GRANT SELECT ON TABLE noetl.event TO noetl_projection;
 GRANT SELECT ON TABLE noetl.event TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.event TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.event TO noetl_query;
+
+GRANT SELECT(event_id) ON TABLE noetl.event TO noetl_shard_manager;
+
+GRANT SELECT(shard_id) ON TABLE noetl.event TO noetl_shard_manager;
 
 GRANT SELECT ON TABLE noetl.event_default TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.event_default TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.execution TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.execution TO noetl_broker;
@@ -709,6 +1020,7 @@ GRANT SELECT,INSERT,UPDATE ON TABLE noetl.execution TO noetl_projection;
 GRANT SELECT ON TABLE noetl.execution TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.execution TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.execution TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.execution TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.execution_shard TO noetl_api_gateway;
 GRANT SELECT,UPDATE ON TABLE noetl.execution_shard TO noetl_broker;
@@ -717,15 +1029,20 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.execution_shard TO noetl_shard_
 GRANT SELECT ON TABLE noetl.execution_shard TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.execution_shard TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.execution_shard TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.execution_shard TO noetl_query;
 
 GRANT SELECT,INSERT ON TABLE noetl.idempotency TO noetl_api_gateway;
-GRANT SELECT ON TABLE noetl.idempotency TO noetl_compactor;
+GRANT SELECT,DELETE ON TABLE noetl.idempotency TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.idempotency TO noetl_query;
 
 GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE ON TABLE noetl.inbox TO noetl_broker;
 GRANT INSERT ON TABLE noetl.inbox TO noetl_worker;
 GRANT SELECT,INSERT ON TABLE noetl.inbox TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.inbox TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.inbox TO noetl_query;
+
+GRANT SELECT(shard_id) ON TABLE noetl.inbox TO noetl_shard_manager;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_api_gateway;
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_broker;
@@ -735,39 +1052,54 @@ GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_shard_manager;
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_checkpointer;
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_compactor;
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.leader TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.leader TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.manifest TO noetl_api_gateway;
 GRANT SELECT,INSERT ON TABLE noetl.manifest TO noetl_broker;
 GRANT SELECT ON TABLE noetl.manifest TO noetl_worker;
-GRANT SELECT ON TABLE noetl.manifest TO noetl_compactor;
+GRANT SELECT,INSERT ON TABLE noetl.manifest TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.manifest TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.manifest_part TO noetl_api_gateway;
 GRANT SELECT,INSERT ON TABLE noetl.manifest_part TO noetl_broker;
 GRANT SELECT ON TABLE noetl.manifest_part TO noetl_worker;
-GRANT SELECT ON TABLE noetl.manifest_part TO noetl_compactor;
+GRANT SELECT,INSERT ON TABLE noetl.manifest_part TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.manifest_part TO noetl_query;
 
 GRANT SELECT,INSERT ON TABLE noetl.metric TO noetl_api_gateway;
 GRANT INSERT ON TABLE noetl.metric TO noetl_broker;
 GRANT INSERT ON TABLE noetl.metric TO noetl_worker;
 GRANT INSERT ON TABLE noetl.metric TO noetl_projection;
-GRANT INSERT ON TABLE noetl.metric TO noetl_shard_manager;
+GRANT SELECT,INSERT,DELETE ON TABLE noetl.metric TO noetl_shard_manager;
 GRANT INSERT ON TABLE noetl.metric TO noetl_checkpointer;
 GRANT SELECT,INSERT ON TABLE noetl.metric TO noetl_compactor;
 GRANT INSERT ON TABLE noetl.metric TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.metric TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_api_gateway;
 GRANT SELECT,INSERT,UPDATE ON TABLE noetl.projection_checkpoint TO noetl_projection;
 GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_shard_manager;
+GRANT SELECT ON TABLE noetl.projection_checkpoint TO noetl_query;
+
+GRANT SELECT ON TABLE noetl.resize TO noetl_broker;
+GRANT SELECT ON TABLE noetl.resize TO noetl_projection;
+GRANT SELECT ON TABLE noetl.resize TO noetl_compactor;
+GRANT SELECT,INSERT ON TABLE noetl.resize TO noetl_api_gateway;
+GRANT SELECT,UPDATE ON TABLE noetl.resize TO noetl_shard_manager;
+GRANT SELECT ON TABLE noetl.resize TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_api_gateway;
 GRANT SELECT,INSERT ON TABLE noetl.result_ref TO noetl_broker;
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_worker;
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.result_ref TO noetl_query;
 
 GRANT UPDATE(expires_at) ON TABLE noetl.result_ref TO noetl_broker;
 
 GRANT SELECT ON TABLE noetl.result_ref_default TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.result_ref_default TO noetl_query;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_broker;
@@ -777,11 +1109,14 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_shard_manager;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_checkpointer;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_compactor;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.runtime TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.runtime TO noetl_query;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.schedule TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.schedule TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.schedule TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.schema_migration TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.schema_migration TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.setting TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.setting TO noetl_broker;
@@ -791,7 +1126,9 @@ GRANT SELECT,UPDATE ON TABLE noetl.setting TO noetl_shard_manager;
 GRANT SELECT ON TABLE noetl.setting TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.setting TO noetl_compactor;
 GRANT SELECT ON TABLE noetl.setting TO noetl_reaper;
+GRANT SELECT ON TABLE noetl.setting TO noetl_query;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.timer TO noetl_broker;
 GRANT SELECT ON TABLE noetl.timer TO noetl_reaper;
 GRANT SELECT ON TABLE noetl.timer TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.timer TO noetl_query;

@@ -104,3 +104,12 @@ def test_the_cpu_of_a_child_that_ended_counts_for_its_parent() -> None:
 
     assert used.cpu_seconds > 0
     assert used.peak_memory_mb > 10
+
+
+def test_compaction_is_measured_from_the_first_row_to_the_drop() -> None:
+    answer = noetl("bench", "compact", "--n", "1000", "--json")
+
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    assert figures["events"] == 1000
+    assert figures["events_per_second"] == pytest.approx(1000 / figures["seconds"], rel=0.01)

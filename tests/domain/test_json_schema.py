@@ -44,6 +44,7 @@ workflow:
   - step: a
     spec:
       fanout: {fail_fast: true}
+      placement: {labels: {gpu: true}, wait: 5s}
       policy:
         failure: {mode: best_effort}
         rules: [{when: "{{ true }}", then: {do: fail}}]

@@ -1,12 +1,14 @@
 """process/ownership.py: shards are shared fairly, taken over quickly, and never used too long."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from noetl_core.domain.ids import ShardId
+from noetl_core.domain.ids import RuntimeId, ShardId
 from noetl_core.process.membership import Member
-from noetl_core.process.ownership import ShardOwner
+from noetl_core.process.ownership import SURPLUS_SECONDS, ShardOwner
+from noetl_core.store import execution_shard
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
@@ -25,6 +27,7 @@ class Broker:
         self.gained: list[Claim] = []
         self.lost: list[ShardId] = []
         self.failures: list[Exception] = []
+        self.calls = 0
         self.owner = ShardOwner(
             pool,
             self.member,
@@ -32,16 +35,20 @@ class Broker:
             lease_seconds=LEASE_SECONDS,
             on_gain=self._on_gain,
             on_loss=self._on_loss,
+            on_release=self._on_release,
             clock=self.clock,
         )
 
-    async def _on_gain(self, claim: Claim) -> None:
+    async def _on_gain(self, claims: Sequence[Claim]) -> None:
         if self.failures:
             raise self.failures.pop()
-        self.gained.append(claim)
+        self.gained += claims
 
     async def _on_loss(self, shard_id: ShardId) -> None:
         self.lost.append(shard_id)
+
+    async def _on_release(self) -> None:
+        self.calls += 1
 
 
 async def joined(pool: Pool, name: str) -> Broker:
@@ -67,11 +74,16 @@ async def test_the_only_broker_takes_every_shard(pool: Pool) -> None:
     assert [c.shard_id for c in broker.gained] == list(range(SHARD_COUNT))
 
 
-async def test_a_second_broker_gets_its_fair_share_from_the_first(pool: Pool) -> None:
+async def test_a_second_broker_gets_its_fair_share_even_without_a_shard_manager(
+    pool: Pool,
+) -> None:
     first = await joined(pool, "a")
     await first.owner.keep()
     second = await joined(pool, "b")
+    await first.owner.keep()
+    assert len(first.owner.held()) == SHARD_COUNT, "the shard-manager is not given its time"
 
+    first.clock.advance(SURPLUS_SECONDS)
     for broker in (second, first, second):
         await broker.owner.keep()
 
@@ -194,4 +206,77 @@ async def test_releasing_lets_the_next_one_claim_at_once(pool: Pool) -> None:
     await second.owner.keep()
 
     assert first.owner.held() == {}
+    assert len(second.owner.held()) == SHARD_COUNT
+
+
+async def test_a_shard_that_is_wanted_goes_to_whom_it_is_meant_for_and_to_nobody_else(
+    pool: Pool,
+) -> None:
+    first = await joined(pool, "a")
+    await first.owner.keep()
+    fast, meant = await joined(pool, "b"), await joined(pool, "c")
+    await execution_shard.want(
+        pool, "broker", dict.fromkeys([ShardId(3), ShardId(9)], meant.member.runtime_id)
+    )
+
+    for broker in (first, fast, meant):
+        await broker.owner.keep()
+
+    assert sorted(first.lost) == [3, 9]
+    assert sorted(meant.owner.held()) == [3, 9]
+    assert dict(fast.owner.held()) == {}
+
+
+async def test_a_shard_that_its_new_owner_never_claims_is_free_for_all_after_a_moment(
+    pool: Pool,
+) -> None:
+    first = await joined(pool, "a")
+    await first.owner.keep()
+    second = await joined(pool, "b")
+    await execution_shard.want(pool, "broker", {ShardId(3): RuntimeId(77)})
+    await first.owner.keep()
+    await second.owner.keep()
+    at_once = dict(second.owner.held())
+
+    await pool.execute(
+        "UPDATE noetl.execution_shard SET updated_at = now() - interval '3 s' WHERE shard_id = 3"
+    )
+    await second.owner.keep()
+
+    assert at_once == {}
+    assert list(second.owner.held()) == [3]
+
+
+async def test_who_gives_up_a_shard_calls_whoever_waits_for_it(pool: Pool) -> None:
+    broker = await joined(pool, "a")
+    await broker.owner.keep()
+
+    await broker.owner.give_up([ShardId(3)])
+
+    assert broker.calls == 1
+
+
+async def test_who_has_lost_everything_notices_at_its_next_look_not_at_its_next_renewal(
+    pool: Pool,
+) -> None:
+    broker = await joined(pool, "a")
+    await broker.owner.keep()
+    async with pool.acquire() as conn, conn.transaction():
+        await execution_shard.lock_all(conn)
+        await execution_shard.begin_anew(conn, shard_count=24)
+
+    await broker.owner.keep()
+
+    assert sorted(broker.lost) == list(range(SHARD_COUNT))
+    assert sorted(broker.owner.held()) == list(range(24))
+
+
+async def test_who_leaves_is_not_counted_any_more_when_its_shards_are_free(pool: Pool) -> None:
+    first, second = await joined(pool, "a"), await joined(pool, "b")
+    for broker in (first, second):
+        await broker.owner.keep()
+
+    await first.owner.release()
+    await second.owner.keep()
+
     assert len(second.owner.held()) == SHARD_COUNT

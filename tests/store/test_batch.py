@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from noetl_core.domain.ids import CommandId, EventId, ExecutionId, ShardId
-from noetl_core.store.batch import Batch, CommandRow, ResultRow, commit
+from noetl_core.domain.ids import CommandId, EventId, ExecutionId, ShardId, WorkerId
+from noetl_core.store.batch import Batch, CommandRow, PlacementRow, ResultRow, commit
 from noetl_core.store.event import EventRow
 from noetl_core.store.postgres import Pool
 
@@ -64,3 +64,30 @@ async def test_json_documents_keep_their_control_characters(pool: Pool) -> None:
 
     context = await pool.fetchval("SELECT result->>'context' FROM noetl.event")
     assert context == "line\nline\ttab\x01"
+
+
+async def test_a_placement_is_in_the_row_when_the_command_can_be_seen(pool: Pool) -> None:
+    first, second = CommandId("a.1#1"), CommandId("b.1#1")
+    batch = Batch()
+    batch.fences = {ShardId(0): 0}
+    batch.commands = [
+        CommandRow(ExecutionId(1), name, ShardId(0), "s", 1, "cpu", 0, 10.0, b"")
+        for name in (first, second)
+    ]
+    batch.placements = [
+        PlacementRow(ExecutionId(1), first, WorkerId("w1"), 30.0, ""),
+        PlacementRow(ExecutionId(1), second, None, 0.0, "gpu=true\ntool:acme.mailer"),
+    ]
+    async with pool.acquire() as conn:
+        await conn.execute("SET ROLE noetl_broker")
+        await commit(conn, batch)
+        await conn.execute("RESET ROLE")
+
+    rows = await pool.fetch(
+        "SELECT target_worker, extract(epoch FROM target_until - available_at)::integer AS wait,"
+        " requires FROM noetl.command ORDER BY command_id"
+    )
+    assert [tuple(row) for row in rows] == [
+        ("w1", 30, None),
+        (None, None, ["gpu=true", "tool:acme.mailer"]),
+    ]

@@ -27,11 +27,13 @@ async def insert(
     target: str | None = None,
     target_seconds: float = 0.0,
     work_pool: str = "cpu",
+    requires: list[str] | None = None,
 ) -> CommandKey:
     await pool.execute(
         "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload, pool,"
-        " priority, available_at, target_worker, target_until) VALUES ($1, $2, 3, 's', $3, $4, $5,"
-        " now() + make_interval(secs => $6), $7, now() + make_interval(secs => $8))",
+        " priority, available_at, target_worker, target_until, requires)"
+        " VALUES ($1, $2, 3, 's', $3, $4, $5,"
+        " now() + make_interval(secs => $6), $7, now() + make_interval(secs => $8), $9)",
         EXECUTION,
         name,
         name.encode(),
@@ -40,6 +42,7 @@ async def insert(
         delay,
         target,
         target_seconds,
+        requires,
     )
     return EXECUTION, CommandId(name)
 
@@ -160,6 +163,34 @@ async def test_what_is_given_up_is_expired_at_once(pool: Pool) -> None:
     await give_up(pool, A, [key])
 
     assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+
+
+async def test_a_worker_gets_only_what_it_has_everything_for(pool: Pool) -> None:
+    await insert(pool, "anyone")
+    await insert(pool, "gpu", requires=["gpu=true"])
+    await insert(pool, "both", requires=["gpu=true", "tool:acme.mailer"])
+
+    async def taken(*offers: str) -> list[str]:
+        rows = await lease(pool, A, ["cpu"], limit=10, lease_seconds=60, offers=offers)
+        return [row.command_id for row in rows]
+
+    assert await taken("zone=eu") == ["anyone"]
+    assert await taken("gpu=true", "tool:noop") == ["gpu"]
+    (last,) = await lease(
+        pool, B, ["cpu"], limit=10, lease_seconds=60, offers=["gpu=true", "tool:acme.mailer"]
+    )
+    assert last.requires == ["gpu=true", "tool:acme.mailer"]
+
+
+async def test_a_worker_of_several_pools_takes_from_the_first_first(pool: Pool) -> None:
+    await insert(pool, "c1")
+    await insert(pool, "g1", work_pool="gpu")
+    await insert(pool, "other", work_pool="other")
+
+    rows = await lease(pool, A, ["gpu", "cpu"], limit=1, lease_seconds=60)
+    rows += await lease(pool, A, ["gpu", "cpu"], limit=10, lease_seconds=60)
+
+    assert [(row.pool, row.command_id) for row in rows] == [("gpu", "g1"), ("cpu", "c1")]
 
 
 async def test_leasing_from_a_long_queue_reads_no_more_than_it_takes(pool: Pool) -> None:

@@ -197,11 +197,35 @@ async def test_of_two_commits_of_one_key_only_the_first_passes(pool: Pool) -> No
     assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 1
 
 
-async def test_share_tells_who_let_a_lease_run_out(pool: Pool) -> None:
+async def test_a_look_tells_who_holds_what_and_who_let_a_lease_run_out(pool: Pool) -> None:
     await take(pool, FIRST, limit=6)
     await lapse(pool)
     await take(pool, SECOND, limit=4)
 
-    share = await execution_shard.share(pool, "broker")
+    rows = await execution_shard.look(pool, "broker")
 
-    assert (share.total, share.free, share.lapsed) == (SHARD_COUNT, 12, [FIRST])
+    assert len(rows) == SHARD_COUNT
+    assert [row.owner for row in rows if row.is_leased] == [SECOND] * 4
+    assert [row.owner for row in rows if row.owner and not row.is_leased] == [FIRST] * 2
+
+
+async def test_of_two_that_claim_at_once_the_one_it_is_meant_for_gets_the_shard(
+    pool: Pool,
+) -> None:
+    await take(pool, FIRST)
+    await execution_shard.want(pool, "broker", {ShardId(5): SECOND})
+    await execution_shard.release(pool, "broker", FIRST, [ShardId(5)])
+
+    taken = await asyncio.gather(
+        *(take(pool, RuntimeId(owner)) for owner in (7, 8, 9)), take(pool, SECOND)
+    )
+
+    assert [[c.shard_id for c in claims] for claims in taken] == [[], [], [], [5]]
+
+
+async def test_a_wish_of_before_does_not_keep_an_orphan_from_being_claimed(pool: Pool) -> None:
+    await take(pool, FIRST)
+    await execution_shard.want(pool, "broker", {ShardId(5): RuntimeId(77)})
+    await lapse(pool)
+
+    assert len(await take(pool, SECOND)) == SHARD_COUNT

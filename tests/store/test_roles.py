@@ -15,6 +15,9 @@ ROLES = (
     "noetl_compactor",
     "noetl_reaper",
 )
+QUERY_ROLE = "noetl_query"
+"""Nobody's: whoever asks in SQL reads as it (tests/services/api_gateway/test_sql_api.py)."""
+
 INSERT = (
     "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type)"
     " VALUES (1, 1, 'k', 0, 'step.enter')"
@@ -43,7 +46,7 @@ async def attempt(pool: Pool, role: str, statement: str) -> None:
 async def test_every_role_of_the_cluster_is_tested_here(pool: Pool) -> None:
     rows = await pool.fetch("SELECT rolname FROM pg_roles WHERE rolname LIKE 'noetl%'")
 
-    assert {row["rolname"] for row in rows} == set(ROLES)
+    assert {row["rolname"] for row in rows} == {*ROLES, QUERY_ROLE}
 
 
 async def test_the_broker_may_append_to_the_log(pool: Pool) -> None:
@@ -84,6 +87,14 @@ async def test_no_service_may_change_the_audit(pool: Pool, role: str) -> None:
 async def test_only_the_worker_and_the_gateway_see_credentials(pool: Pool, role: str) -> None:
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await attempt(pool, role, "SELECT * FROM noetl.credential")
+
+
+@pytest.mark.parametrize("table", ["credential", "api_key"])
+async def test_questions_in_sql_see_no_secrets_and_change_nothing(pool: Pool, table: str) -> None:
+    await attempt(pool, QUERY_ROLE, "SELECT * FROM noetl.runtime")
+    for statement in (f"SELECT * FROM noetl.{table}", INSERT, *CHANGES):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await attempt(pool, QUERY_ROLE, statement)
 
 
 async def test_a_pool_acts_as_its_role_even_after_a_session_was_given_back(database: str) -> None:

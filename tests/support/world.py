@@ -126,7 +126,7 @@ class BrokerProcess:
             return False
         except ShardLostError:
             self.is_fenced = True
-            self.broker.forget_shard(SHARD)
+            self.broker.forget_shards([SHARD])
             return False
         finally:
             self._database.fault = "none"

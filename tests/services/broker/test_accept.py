@@ -8,6 +8,7 @@ from noetl_core.domain.events import (
     CallDone,
     CallFailed,
     CommandClaimed,
+    CommandExpired,
     ExecutionCancelled,
 )
 from noetl_core.domain.ids import (
@@ -20,7 +21,7 @@ from noetl_core.domain.ids import (
     WorkerId,
 )
 from noetl_core.domain.state import ExecutionState, OpenCommand, Visit
-from noetl_core.wire.messages import Cancel, Claimed, Done, Failed
+from noetl_core.wire.messages import Cancel, Claimed, Done, Expired, Failed
 
 EXECUTION, COMMAND, NEXT_ID = ExecutionId(1), CommandId("a.1#1"), EventId(9)
 
@@ -97,6 +98,15 @@ def test_the_last_attempt_is_lost_for_good() -> None:
     lost = [expire(running(attempt=n), COMMAND, "gone") for n in (1, COMMAND_ATTEMPTS_MAX)]
 
     assert [fact is not None and fact.again is None for fact in lost] == [False, True]
+
+
+def test_how_often_a_command_may_be_lost_can_be_set() -> None:
+    message = Expired(execution_id=EXECUTION, command_id=COMMAND, reason="gone")
+
+    fact = accept(running(attempt=2), message, NEXT_ID, attempts_max=2)
+
+    assert isinstance(fact, CommandExpired)
+    assert fact.again is None
 
 
 def test_an_epoch_is_closed_once_and_only_while_the_execution_runs() -> None:

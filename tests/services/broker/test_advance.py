@@ -8,7 +8,16 @@ from noetl_core.domain.brief import decode_brief
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Cancel, Done, Expired, Failed, Reconcile, Start, Stored
+from noetl_core.wire.messages import (
+    Cancel,
+    Done,
+    Expired,
+    Failed,
+    Reconcile,
+    Retry,
+    Start,
+    Stored,
+)
 from services.broker.desk import WORKER, Desk, claimed, done, letter_of
 
 CHAIN = """
@@ -194,6 +203,8 @@ async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> No
     types = await desk.types(execution_id)
     assert types.count("command.expired") == COMMAND_ATTEMPTS_MAX
     assert types[-2:] == ["step.failed", "execution.failed"]
+    set_aside = await desk.pool.fetchrow("SELECT source, execution_id FROM noetl.dead_letter")
+    assert tuple(set_aside) == ("command", execution_id), "somebody should look at what kills"
 
 
 async def test_a_failed_loop_says_why_its_first_item_failed(desk: Desk) -> None:
@@ -265,6 +276,28 @@ async def test_a_report_the_database_cannot_store_ends_its_own_execution_only(de
     assert (await desk.types(bad))[-1] == "execution.failed"
     assert await desk.pool.fetchval("SELECT execution_id FROM noetl.dead_letter") == bad
     assert await desk.pool.fetchval("SELECT count(*) FROM noetl.command") == 0
+
+
+async def test_an_execution_that_a_bad_report_has_ended_goes_on_when_it_is_retried(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    nowhere = Stored(tier="nowhere", size=1, sha256=b"", uri="nowhere/1")
+    await desk.send(
+        Done(
+            execution_id=execution_id,
+            command_id=leased.command_id,
+            worker_id=WORKER,
+            stored=nowhere,
+        )
+    )
+    assert (await desk.types(execution_id))[-1] == "execution.failed"
+
+    await desk.send(Retry(execution_id=execution_id))
+    await desk.run({"first": {"go": False}})
+
+    assert (await desk.types(execution_id))[-1] == "execution.completed"
 
 
 async def test_a_text_that_postgres_has_no_room_for_is_recorded_without_the_character(

@@ -36,7 +36,7 @@ async def told(bus: Bus) -> "asyncio.Queue[Topology]":
 
 
 async def turn(pool: Pool, bus: Bus, known: Known | None = None) -> Topology:
-    return await assign(pool, bus, known or Known(), offline_seconds=45, forget_seconds=86_400)
+    return await assign(pool, bus, known or Known())
 
 
 async def add_process(pool: Pool, runtime_id: int, *, silent_seconds: float, status: str) -> None:
@@ -70,25 +70,6 @@ async def test_every_shard_of_the_shard_count_gets_a_row_for_both_roles(
         mine = [one for one in found.shards if one.role == role]
         assert [one.shard_id for one in mine] == list(range(20))
     assert [one.instance for one in found.shards][:3] == ["p1", "p1", None], "owners were touched"
-
-
-async def test_a_silent_process_is_offline_and_is_forgotten_after_a_day(
-    pool: Pool, manager_pool: Pool, bus: Bus
-) -> None:
-    await add_process(pool, 1, silent_seconds=5, status="ready")
-    await add_process(pool, 2, silent_seconds=60, status="ready")
-    await add_process(pool, 3, silent_seconds=60, status="draining")
-    await add_process(pool, 4, silent_seconds=90_000, status="offline")
-    await add_process(pool, 5, silent_seconds=80_000, status="offline")
-
-    found = await turn(manager_pool, bus)
-
-    assert {one.name: one.status for one in found.members} == {
-        "p1": "ready",
-        "p2": "offline",
-        "p3": "offline",
-        "p5": "offline",
-    }
 
 
 async def test_a_change_is_told_once(

@@ -7,6 +7,7 @@ import uvloop
 
 from noetl_core.domain.ids import WorkerId
 from noetl_worker.lease import Leaser
+from noetl_worker.tool_slots import ToolSlots
 
 
 def leaser() -> Leaser:
@@ -15,7 +16,9 @@ def leaser() -> Leaser:
         nothing,
         nothing,
         worker_id=WorkerId("w"),
-        pool_name="cpu",
+        pools=["cpu"],
+        offers=(),
+        tool_slots=ToolSlots({}),
         lease_seconds=60,
         poll_seconds=1,
         poll_away_seconds=0.05,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from noetl_core.bus.connection import open_bus
-from noetl_core.domain.ids import ShardId
+from noetl_core.domain.ids import ShardId, worker_id_of
 from noetl_core.process.config import ConfigError
 from noetl_core.process.secrets import generate_key, load_keyring
 from noetl_core.store import credential
@@ -17,7 +17,6 @@ from noetl_core.wire.messages import BODY_BYTES_MAX, Done
 from noetl_core.wire.subjects import pool_wake
 from noetl_worker import held
 from noetl_worker.config import check_config
-from noetl_worker.main import worker_id_of
 from services.worker.desk import (
     Ear,
     config,

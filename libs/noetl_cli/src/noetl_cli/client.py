@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import msgspec
@@ -82,6 +82,10 @@ class GatewayClient:
                 yield event
             after = page.next_after
 
+    async def explain(self, execution_id: str) -> http.Explanation:
+        path = f"/api/executions/{_part(execution_id)}/explain"
+        return await self._ask("GET", path, http.Explanation)
+
     async def cancel(self, execution_id: str, *, reason: str) -> http.CancelAccepted:
         path = f"/api/executions/{_part(execution_id)}/cancel"
         return await self._ask("POST", path, http.CancelAccepted, http.CancelRequest(reason=reason))
@@ -129,6 +133,35 @@ class GatewayClient:
 
     async def delete_credential(self, name: str) -> None:
         await self._exchange("DELETE", f"/api/credentials/{_part(name)}")
+
+    async def dead_letters(
+        self, execution: int | None, source: str | None, *, limit: int
+    ) -> list[http.DeadLetterItem]:
+        wanted = {"limit": limit, "execution_id": execution, "source": source}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        path = f"/api/dead-letters?{urlencode(given)}"
+        return (await self._ask("GET", path, http.DeadLetterPage)).items
+
+    async def dead_letter(self, letter: str) -> http.DeadLetterDocument:
+        path = f"/api/dead-letters/{_part(letter)}"
+        return await self._ask("GET", path, http.DeadLetterDocument)
+
+    async def retry_dead_letter(self, letter: str) -> http.DeadLetterRetried:
+        path = f"/api/dead-letters/{_part(letter)}/retry"
+        return await self._ask("POST", path, http.DeadLetterRetried)
+
+    async def discard_dead_letter(self, letter: str) -> None:
+        await self._exchange("DELETE", f"/api/dead-letters/{_part(letter)}")
+
+    async def workers(self) -> list[http.WorkerView]:
+        return (await self._ask("GET", "/api/workers", http.WorkerPage)).items
+
+    async def shards(self) -> http.ShardsView:
+        return await self._ask("GET", "/api/shards", http.ShardsView)
+
+    async def resize_shards(self, *, shards_from: int, shards_to: int) -> http.ShardsView:
+        body = http.ResizeRequest(shards_from=shards_from, shards_to=shards_to)
+        return await self._ask("POST", "/api/shards/resize", http.ShardsView, body)
 
     async def _complete(self, step: http.StepView) -> http.StepView:
         """A result that was too large for the common answer is fetched on its own."""

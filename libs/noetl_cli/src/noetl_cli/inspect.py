@@ -62,6 +62,38 @@ async def list_events(execution_id: str, *, as_json: bool) -> None:
                 console.print(Text(_line(event)), soft_wrap=True)
 
 
+async def print_explanation(execution_id: str, *, as_json: bool) -> None:
+    async with running_target() as target:
+        found = await target.gateway.explain(execution_id)
+    if as_json:
+        print_json(found)
+        return
+    console = Console()
+    for sentence in found.sentences:
+        console.print(Text(sentence), soft_wrap=True)
+
+
+async def list_workers(*, as_json: bool) -> None:
+    async with running_target() as target:
+        workers = await target.gateway.workers()
+    if as_json:
+        print_json(workers)
+        return
+    table = Table(box=None)
+    for heading in ("worker", "pools", "status", "slots", "running", "free", "heard of"):
+        table.add_column(heading, no_wrap=True)
+    for worker in workers:
+        counts = (worker.slots, worker.running, worker.free)
+        table.add_row(
+            worker.name,
+            ", ".join(worker.pools),
+            worker.status,
+            *("" if count is None else str(count) for count in counts),
+            f"{worker.heartbeat_age_seconds:.0f} s ago",
+        )
+    Console().print(table)
+
+
 def _line(event: EventView) -> str:
     about = event.command_id or event.node_name or ""
     details: dict[str, Any] = {

@@ -7,14 +7,17 @@ import sys
 import typer
 
 from noetl_cli.commands import (
+    archives,
     authoring,
     bench,
     control,
     credentials,
     database,
+    dead_letters,
     dev,
     executions,
     playbooks,
+    shards,
     version,
 )
 from noetl_cli.failure import CommandFailed, Interrupted
@@ -38,6 +41,8 @@ app.command("schema")(playbooks.schema)
 app.command("executions")(executions.list_newest)
 app.command("status")(executions.status)
 app.command("events")(executions.events)
+app.command("explain")(executions.explain)
+app.command("workers")(executions.workers)
 app.command("cancel")(control.cancel)
 app.command("pause")(control.pause)
 app.command("resume")(control.resume)
@@ -48,7 +53,10 @@ app.command("signal")(control.signal)
 app.command("approve")(control.approve)
 app.command("deny")(control.deny)
 app.add_typer(credentials.app, name="credential")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(database.app, name="db")
+app.add_typer(shards.app, name="shards")
+app.command("sql")(archives.sql)
 app.command("bench")(bench.bench)
 app.command("version")(version.version)
 

@@ -7,7 +7,8 @@ ConflictError           409
 PlaybookInvalidError    422              with every problem, its line and column
 TemplateError           422              with the field of the template
 another RejectedError   422
-RetryableError, and whatever a Postgres that is away raises      503, with Retry-After
+NotShownError           504              the status does not show yet what the client knows of
+another RetryableError, and whatever a Postgres that is away raises      503, with Retry-After
 HTTPException           as it says       an unknown path, a wrong method
 anything else           500              a bug: logged with its traceback, told to nobody
 """
@@ -22,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from noetl_api_gateway.requests import RequestError
+from noetl_api_gateway.shown import NotShownError
 from noetl_core.domain.errors import (
     ConflictError,
     NotFoundError,
@@ -49,7 +51,7 @@ def as_is(json: str | None) -> Any:
     return None if json is None else msgspec.Raw(json.encode())
 
 
-def problem_of(error: Exception) -> Response:
+def problem_of(error: Exception) -> Response:  # noqa: PLR0911 - one case an error
     """The one place where an error becomes an answer."""
     match error:
         case RequestError():
@@ -68,6 +70,9 @@ def problem_of(error: Exception) -> Response:
             return _problem(error.status_code, error.detail, headers=dict(error.headers or {}))
         case ClientDisconnect():
             return _problem(400, "the client went away before its request was complete")
+        case NotShownError():
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            return _problem(504, str(error), kind="not-shown-yet", headers=headers)
         case _ if is_transient(error):
             return _unavailable(error)
         case _:

@@ -13,12 +13,19 @@ from noetl_api_gateway import (
     catalog,
     control,
     credentials,
+    dead_letters,
     executions,
+    explain,
+    measurements,
     metrics,
     render,
     reports,
     results,
+    runtime,
+    shards,
+    sql,
     status,
+    traces,
 )
 from noetl_api_gateway.answers import http_problem, problem_of
 from noetl_api_gateway.endpoint import Endpoint, Gateway
@@ -30,11 +37,18 @@ ANSWER_SECONDS_MAX = WAIT_SECONDS_MAX + 15.0
 ENDPOINTS: tuple[Endpoint, ...] = (
     *catalog.ENDPOINTS,
     *executions.ENDPOINTS,
+    *explain.ENDPOINTS,
     *control.ENDPOINTS,
     *results.ENDPOINTS,
+    *traces.ENDPOINTS,
     *reports.ENDPOINTS,
     *credentials.ENDPOINTS,
     *render.ENDPOINTS,
+    *dead_letters.ENDPOINTS,
+    *runtime.ENDPOINTS,
+    *measurements.ENDPOINTS,
+    *sql.ENDPOINTS,
+    *shards.ENDPOINTS,
     *status.ENDPOINTS,
 )
 

@@ -21,3 +21,19 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     gateway_drain_seconds: Annotated[
         float, Meta(ge=0, le=60, description="How long requests may finish after a stop.")
     ] = 3.0
+    server_name: Annotated[
+        str, Meta(description="What this gateway is registered as; by default its instance.")
+    ] = ""
+    auto_recreate_runtime: Annotated[
+        bool,
+        Meta(description="Register a process anew whose heartbeat says enough, if it is unknown."),
+    ] = True
+    query_enabled: Annotated[
+        bool, Meta(description="Allow questions in SQL, read-only, at /api/postgres/execute.")
+    ] = False
+    query_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="How long one question in SQL may take.")
+    ] = 5.0
+    query_rows_max: Annotated[
+        int, Meta(gt=0, le=100_000, description="Rows of the answer to a question in SQL.")
+    ] = 1000

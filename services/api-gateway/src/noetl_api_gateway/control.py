@@ -93,13 +93,19 @@ async def retry(gateway: Gateway, request: Request) -> Response:
         raise ConflictError(
             f"execution {execution_id} is {view.status}: it can be retried when it has ended"
         )
+    return await _accept(gateway, await retry_of(gateway, view, asked))
+
+
+async def retry_of(gateway: Gateway, view: http.ExecutionView, asked: http.RetryRequest) -> Retry:
+    """What lets an execution that has ended go on. Refuses what would lead to nothing."""
+    execution_id = ExecutionId(int(view.execution_id))
     state = await _state(gateway, execution_id)
     if state is None:
         raise ConflictError(f"execution {execution_id} was never begun: start it anew")
+    await _check_not_archived(gateway, execution_id)
     _check_retry(state, view.status, asked.step)
     step = None if asked.step is None else StepName(asked.step)
-    message = Retry(execution_id=execution_id, step=step, items=asked.items)
-    return await _accept(gateway, message)
+    return Retry(execution_id=execution_id, step=step, items=asked.items)
 
 
 async def rerun(gateway: Gateway, request: Request) -> Response:
@@ -122,6 +128,7 @@ async def fork(gateway: Gateway, request: Request) -> Response:
     key = idempotency_key(request)
     step = StepName(asked.step)
     view = await find(gateway.pool, execution_id)
+    await _check_not_archived(gateway, execution_id)
     origin = await _origin(gateway, execution_id)
     entries = await event.entries(gateway.pool, execution_id)
     if step not in entries:
@@ -210,8 +217,22 @@ def _never_entered(execution_id: ExecutionId, step: str, entered: list[StepName]
     return RequestError(422, f"{detail}{rest}", field="step")
 
 
+async def _check_not_archived(gateway: Gateway, execution_id: ExecutionId) -> None:
+    """The log of an archived execution cannot go on: its events are no longer in the database."""
+    if await gateway.results.history.is_archived(gateway.pool, execution_id):
+        raise ConflictError(
+            f"execution {execution_id} is past retention and in an archive: it can be read and run "
+            f"again from its beginning (`noetl rerun {execution_id}`), but it cannot go on"
+        )
+
+
 async def _origin(gateway: Gateway, execution_id: ExecutionId) -> EventId:
     event_id = await event.started_as(gateway.pool, execution_id)
+    if event_id is None:
+        first = await gateway.results.history.page(
+            gateway.pool, execution_id, after=EventId(0), limit=1
+        )
+        event_id = first[0]["event_id"] if first else None
     if event_id is None:
         raise ConflictError(
             f"execution {execution_id} has not begun: try again in a moment, or start it anew"

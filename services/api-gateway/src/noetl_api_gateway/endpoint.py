@@ -20,6 +20,14 @@ from noetl_core.store.postgres import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryLimits:
+    """How much one question in SQL may take."""
+
+    seconds: float = 5.0
+    rows_max: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gateway:
     pool: Pool
     bus: Bus
@@ -28,6 +36,9 @@ class Gateway:
     keyring: Keyring | None
     ends: EndWatch
     renderer: Renderer
+    auto_recreate_runtime: bool = True
+    query_limits: QueryLimits | None = None
+    """None where nobody may ask in SQL."""
 
 
 Handler = Callable[[Gateway, Request], Awaitable[Response]]

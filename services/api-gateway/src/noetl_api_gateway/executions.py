@@ -26,10 +26,12 @@ from noetl_api_gateway.requests import (
     optional_json_body,
     query,
 )
+from noetl_api_gateway.shown import until_shown
+from noetl_api_gateway.standing import at_this_moment
 from noetl_core.domain.errors import ConflictError, NotFoundError, ToolError
 from noetl_core.domain.ids import EventId, ExecutionId
 from noetl_core.domain.state import TERMINAL, ExecutionStatus
-from noetl_core.store import catalog, event_read, execution
+from noetl_core.store import catalog, execution
 from noetl_core.store.catalog import CatalogEntry
 from noetl_core.store.execution import FROM_THE_NEWEST, Accepted, Cursor
 from noetl_core.store.idempotency import Keyed
@@ -74,14 +76,20 @@ async def begin(gateway: Gateway, start: Start, *, key: str | None, wanted: byte
 
 
 async def read(gateway: Gateway, request: Request) -> Response:
-    """One row by its key. With `wait`, the answer comes when the execution has ended."""
+    """One row by its key. With `wait`, the answer comes when the execution has ended.
+
+    With `min_event_id` it is not older than that event.
+    """
     execution_id = execution_id_of(request)
-    seconds = query(request, http.ExecutionQuery).wait
+    asked = query(request, http.ExecutionQuery)
     view = await find(gateway.pool, execution_id)
-    if seconds and view.status not in TERMINAL:
-        await gateway.ends.wait(execution_id, seconds=seconds)
+    if asked.min_event_id > int(view.last_event_id or 0):
+        await until_shown(gateway, execution_id, asked.min_event_id, seconds=asked.wait)
         view = await find(gateway.pool, execution_id)
-    return answer(200, view)
+    if asked.wait and view.status not in TERMINAL:
+        await gateway.ends.wait(execution_id, seconds=asked.wait)
+        view = await find(gateway.pool, execution_id)
+    return answer(200, (await at_this_moment(gateway.pool, [view]))[0])
 
 
 async def list_newest(gateway: Gateway, request: Request) -> Response:
@@ -96,7 +104,7 @@ async def list_newest(gateway: Gateway, request: Request) -> Response:
     shown = rows[: asked.limit]
     more = len(rows) > asked.limit
     page = http.ExecutionPage(
-        items=[view_of(row) for row in shown],
+        items=await at_this_moment(gateway.pool, [view_of(row) for row in shown]),
         next_cursor=_encode_cursor(shown[-1]) if more else None,
     )
     return answer(200, page)
@@ -106,7 +114,7 @@ async def events(gateway: Gateway, request: Request) -> Response:
     """The log in its order. The last page of a running execution is not the end: ask again."""
     execution_id = execution_id_of(request)
     asked = query(request, http.EventsQuery)
-    rows = await event_read.page(
+    rows = await gateway.results.history.page(
         gateway.pool, execution_id, after=EventId(asked.after), limit=asked.limit + 1
     )
     if not rows:
@@ -206,7 +214,7 @@ def _parked_error(reason: str | None) -> dict[str, Any] | None:
     return error
 
 
-def _event(row: "Record") -> http.EventView:
+def _event(row: Any) -> http.EventView:
     return http.EventView(
         event_id=str(row["event_id"]),
         event_type=row["event_type"],
@@ -223,9 +231,17 @@ def _event(row: "Record") -> http.EventView:
         epoch_id=_id(row["epoch_id"]),
         context=_context(row["context"]),
         result=_decoded_envelope(row["result"]),
-        meta=as_is(row["meta"]),
+        meta=_meta(row["meta"], row["epoch_id"]),
         error=as_is(row["error"]),
     )
+
+
+def _meta(json: str | None, epoch_id: int | None) -> dict[str, Any] | None:
+    """With the epoch in which the event was recorded, as those expect it who read it there."""
+    if epoch_id is None:
+        meta: dict[str, Any] | None = as_is(json)
+        return meta
+    return {**({} if json is None else msgspec.json.decode(json)), "epoch_id": str(epoch_id)}
 
 
 # What a fact says in its context that is an id, and so a string on this side.
@@ -349,7 +365,7 @@ ENDPOINTS = (
         handle=read,
         query=http.ExecutionQuery,
         answers={200: http.ExecutionView},
-        problems=(404, 422),
+        problems=(404, 422, 504),
     ),
     Endpoint(
         method="GET",

@@ -14,7 +14,7 @@ from hypercorn.typing import ASGIFramework
 
 from noetl_api_gateway.app import build_app
 from noetl_api_gateway.config import GatewayConfig
-from noetl_api_gateway.endpoint import Gateway
+from noetl_api_gateway.endpoint import Gateway, QueryLimits
 from noetl_api_gateway.ends import EndWatch
 from noetl_api_gateway.rendering import open_renderer
 from noetl_core.blob import ResultStore
@@ -38,20 +38,29 @@ async def start(service: Service[GatewayConfig]) -> None:
     )
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     uri = f"http://{host}:{port}"
-    member = await service.open(join_runtime(service, pool, kind="api-gateway", uri=uri))
+    name = config.server_name
+    member = await service.open(join_runtime(service, pool, kind="api-gateway", name=name, uri=uri))
     gateway = Gateway(
         pool=pool,
         bus=bus,
         mint=member.mint,
-        results=ResultStore(store_dir=config.store_dir),
+        results=ResultStore(store_dir=config.store_dir, archive_dir=config.archive_dir),
         keyring=load_keyring(config.encryption_key) if config.encryption_key else None,
         ends=EndWatch(pool),
         renderer=await service.open(open_renderer()),
+        auto_recreate_runtime=config.auto_recreate_runtime,
+        query_limits=_query_limits(config),
     )
     await bus.subscribe(EXECUTIONS_ENDED, gateway.ends.heard)
     app = cast("ASGIFramework", build_app(gateway))
     _serve(service, app, gateway.ends, listener)
     log.info("gateway.listening", host=host, port=port, url=uri)
+
+
+def _query_limits(config: GatewayConfig) -> QueryLimits | None:
+    if not config.query_enabled:
+        return None
+    return QueryLimits(seconds=config.query_timeout_seconds, rows_max=config.query_rows_max)
 
 
 def _serve(

@@ -11,7 +11,7 @@ from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import EventId, ExecutionId, RefId
 from noetl_core.domain.merge import deep_merge
 from noetl_core.domain.state import ExecutionState
-from noetl_core.store import event, result_ref
+from noetl_core.store import event
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Stored
 
@@ -23,7 +23,8 @@ async def payload_of(
 ) -> Stored | None:
     """The payload of an execution as it was stored, with `over` on top."""
     ref_id = RefId(started_as)
-    row = (await result_ref.find(gateway.pool, execution_id, [ref_id])).get(ref_id)
+    rows = await gateway.results.history.find(gateway.pool, execution_id, [ref_id])
+    row = rows.get(ref_id)
     if row is None:
         return stored(over, field="payload") if over else None
     if not over and row.sha256 is not None:

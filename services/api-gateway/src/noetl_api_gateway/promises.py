@@ -22,7 +22,7 @@ from noetl_core.wire.subjects import inbox_wake
 
 async def promise(gateway: Gateway, execution_id: ExecutionId, messages: list[Message]) -> None:
     body = _encoded(messages)
-    await _wake(gateway, await inbox.promise(gateway.pool, execution_id, body))
+    await wake(gateway, await inbox.promise(gateway.pool, execution_id, body))
 
 
 async def promise_once(
@@ -31,7 +31,7 @@ async def promise_once(
     """Commit the request together with its key; gives the execution that has the key already."""
     shard = await idempotency.promise_once(gateway.pool, key, wanted, _encoded([message]))
     if shard is not None:
-        await _wake(gateway, shard)
+        await wake(gateway, shard)
         return None
     earlier = await idempotency.find(gateway.pool, key)
     assert earlier is not None, "a key is never given back"
@@ -77,6 +77,6 @@ def _encoded(messages: list[Message]) -> bytes:
         raise RequestError(422, "a number has more than 64 bits") from None
 
 
-async def _wake(gateway: Gateway, shard: ShardId) -> None:
+async def wake(gateway: Gateway, shard: ShardId) -> None:
     # After the commit: a lost wake-up costs the broker's next look, 200 ms.
     await gateway.bus.wake(inbox_wake(shard))

@@ -15,19 +15,19 @@ from starlette.responses import Response, StreamingResponse
 from noetl_api_gateway import executions
 from noetl_api_gateway.answers import answer
 from noetl_api_gateway.endpoint import Endpoint, Gateway
-from noetl_api_gateway.requests import execution_id_of, text_of
+from noetl_api_gateway.requests import execution_id_of, query, text_of
+from noetl_api_gateway.shown import until_shown
 from noetl_core.blob import ReferenceNotAvailableError
-from noetl_core.blob.documents import document_in
+from noetl_core.blob.documents import check_time, document_in
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId, StepName
 from noetl_core.domain.pages import PageRule, items_of
 from noetl_core.domain.result_view import value_of
 from noetl_core.domain.state import ExecutionState, StepState
-from noetl_core.store import execution, loop_result, manifest, result_ref
+from noetl_core.store import execution, manifest
 from noetl_core.store.loop_result import Ended
-from noetl_core.store.postgres import Pool
-from noetl_core.store.result_ref import ResultKey
+from noetl_core.store.result_ref import ResultKey, StoredRow
 from noetl_core.wire import http
 from noetl_core.wire.http import RESULTS_BYTES_MAX
 
@@ -43,7 +43,7 @@ _decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 async def steps(gateway: Gateway, request: Request) -> Response:
     """Every step with its result in place, as far as they fit into one answer together."""
-    execution_id = execution_id_of(request)
+    execution_id = await _shown(gateway, request)
     found = await _steps(gateway, execution_id)
     results = await _Resolver(gateway, execution_id).resolve(found)
     views = {name: _view(step, results.get(name)) for name, step in found.items()}
@@ -52,7 +52,7 @@ async def steps(gateway: Gateway, request: Request) -> Response:
 
 async def result(gateway: Gateway, request: Request) -> Response:
     """The result of one step, however large; a list is sent while it is read."""
-    execution_id = execution_id_of(request)
+    execution_id = await _shown(gateway, request)
     name = text_of(request, "step")
     step = (await _steps(gateway, execution_id)).get(StepName(name))
     if step is None:
@@ -66,6 +66,16 @@ async def result(gateway: Gateway, request: Request) -> Response:
         return await _whole(gateway, reference.execution_id or execution_id, reference)
     except ReferenceNotAvailableError as error:
         raise NotFoundError(str(error)) from error
+
+
+async def _shown(gateway: Gateway, request: Request) -> ExecutionId:
+    """The execution that is asked for, when its steps can be read as the client knows them."""
+    execution_id = execution_id_of(request)
+    asked = query(request, http.StepsQuery)
+    if asked.min_event_id:
+        await executions.find(gateway.pool, execution_id)
+        await until_shown(gateway, execution_id, asked.min_event_id, seconds=asked.wait)
+    return execution_id
 
 
 async def _steps(gateway: Gateway, execution_id: ExecutionId) -> dict[StepName, StepState]:
@@ -89,8 +99,10 @@ async def _whole(gateway: Gateway, execution_id: ExecutionId, reference: Referen
         return StreamingResponse(_as_list(values), media_type=JSON)
     if reference.type == "pages":
         return await _whole_pages(gateway, execution_id, reference)
-    rows = await result_ref.find(gateway.pool, execution_id, [reference.ref_id])
+    rows = await gateway.results.history.find(gateway.pool, execution_id, [reference.ref_id])
     row = rows.get(reference.ref_id)
+    if row is not None:
+        check_time(execution_id, row)
     if row is not None and row.inline is not None and row.media_type == JSON:
         return Response(row.inline, media_type=JSON)
     document = await gateway.results.get(gateway.pool, execution_id, reference)
@@ -127,7 +139,7 @@ class _Resolver:
             if reference is None:
                 continue
             owner = reference.execution_id or self._execution_id
-            size = await _size(self._gateway.pool, owner, reference, enough=self._bytes_left)
+            size = await _size(self._gateway, owner, reference, enough=self._bytes_left)
             if size > self._bytes_left:
                 results[name] = self._truncated(name, size)
                 continue
@@ -157,31 +169,35 @@ class _Resolver:
         """All that is in the database, with one statement; plain JSON goes through as it is."""
         if not inline:
             return {}
-        rows = await result_ref.find_each(self._gateway.pool, list(inline.values()))
+        history = self._gateway.results.history
+        rows = await history.find_each(self._gateway.pool, list(inline.values()))
         results: dict[StepName, Any] = {}
         for name, key in inline.items():
             row = rows.get(key)
-            if row is not None and row.inline is not None and row.media_type == JSON:
-                results[name] = msgspec.Raw(row.inline)
+            if row is not None and _is_plain(row):
+                results[name] = msgspec.Raw(row.inline or b"")
             else:
                 reference = Reference(execution_id=key[0], ref_id=key[1], type="db")
                 results[name] = await self._load(name, reference)
         return results
 
 
-async def _size(pool: Pool, execution_id: ExecutionId, reference: Reference, *, enough: int) -> int:
+async def _size(
+    gateway: Gateway, execution_id: ExecutionId, reference: Reference, *, enough: int
+) -> int:
     """How much is behind a reference; beyond `enough` it is not weighed further."""
     if reference.type == "pages":
-        return await manifest.pages_bytes(pool, execution_id, EventId(reference.ref_id))
+        return await manifest.pages_bytes(gateway.pool, execution_id, EventId(reference.ref_id))
     if reference.type != "eventlog":
         return reference.bytes
-    loop = await manifest.activations(pool, execution_id, LoopId(reference.ref_id))
-    size, inner_loops = await loop_result.weight(pool, execution_id, loop.loop_ids)
+    loop = await manifest.activations(gateway.pool, execution_id, LoopId(reference.ref_id))
+    history = gateway.results.history
+    size, inner_loops = await history.weight(gateway.pool, execution_id, loop.loop_ids)
     for inner in inner_loops:
         if size > enough:
             break
         owner = inner.execution_id or execution_id
-        size += await _size(pool, owner, inner, enough=enough - size)
+        size += await _size(gateway, owner, inner, enough=enough - size)
     return size
 
 
@@ -193,8 +209,9 @@ async def _values_of_loop(
     Of a cursor, one per frame that has claimed rows.
     """
     loop = await manifest.activations(gateway.pool, execution_id, loop_id)
-    read = partial(loop_result.of_loop, gateway.pool, execution_id, loop.loop_ids)
-    stop = await loop_result.last_index(gateway.pool, execution_id, loop.loop_ids) + 1
+    history = gateway.results.history
+    read = partial(history.of_loop, gateway.pool, execution_id, loop.loop_ids)
+    stop = await history.last_index(gateway.pool, execution_id, loop.loop_ids) + 1
     index = 0
     for start in range(0, stop, LOOP_PAGE_SIZE):
         page = await read(start=start, stop=start + LOOP_PAGE_SIZE)
@@ -230,9 +247,14 @@ def _at_hand(execution_id: ExecutionId, item: Ended) -> bytes:
     row = item.row
     if row is None or row.inline is None:
         return b"null"
-    if row.media_type == JSON:
+    if _is_plain(row):
         return row.inline
     return _as_json(value_of(document_in(execution_id, row, row.inline)))
+
+
+def _is_plain(row: StoredRow) -> bool:
+    """Its bytes can go out as they are."""
+    return row.inline is not None and row.media_type == JSON and not row.is_expired
 
 
 def _as_json(value: Any) -> bytes:
@@ -273,8 +295,9 @@ ENDPOINTS = (
         tag="executions",
         summary="Read every step with its result",
         handle=steps,
+        query=http.StepsQuery,
         answers={200: dict[str, http.StepView]},
-        problems=(404,),
+        problems=(404, 422, 504),
     ),
     Endpoint(
         method="GET",
@@ -282,7 +305,8 @@ ENDPOINTS = (
         tag="executions",
         summary="Read the whole result of one step, as it was stored",
         handle=result,
+        query=http.StepsQuery,
         answers={200: Any},
-        problems=(404,),
+        problems=(404, 422, 504),
     ),
 )

@@ -72,7 +72,11 @@ ExecutionMessage = (
 
 
 def accept(  # noqa: C901, PLR0911, PLR0912 - one case a message
-    state: ExecutionState, message: ExecutionMessage, event_id: EventId
+    state: ExecutionState,
+    message: ExecutionMessage,
+    event_id: EventId,
+    *,
+    attempts_max: int = COMMAND_ATTEMPTS_MAX,
 ) -> AnyFact | None:
     """`event_id` is the id the fact will have: a result is referred to by it."""
     match message:
@@ -81,7 +85,7 @@ def accept(  # noqa: C901, PLR0911, PLR0912 - one case a message
         case Done() | Failed():
             return _ended(state, message, event_id)
         case Expired():
-            return expire(state, message.command_id, message.reason)
+            return expire(state, message.command_id, message.reason, attempts_max=attempts_max)
         case Start():
             return _started(state, message, event_id)
         case messages.Parked():
@@ -120,12 +124,18 @@ def checkpoint(state: ExecutionState, epoch: EpochId) -> CheckpointCommitted | N
     return CheckpointCommitted(barrier=epoch)
 
 
-def expire(state: ExecutionState, command_id: CommandId, reason: str) -> CommandExpired | None:
+def expire(
+    state: ExecutionState,
+    command_id: CommandId,
+    reason: str,
+    *,
+    attempts_max: int = COMMAND_ATTEMPTS_MAX,
+) -> CommandExpired | None:
     command = state.commands.get(command_id)
     if command is None or command.parked is not None:
         return None
     losses = command.attempt - command.failures
-    again = None if losses >= COMMAND_ATTEMPTS_MAX else after_loss(command)
+    again = None if losses >= attempts_max else after_loss(command)
     return CommandExpired(
         step=command.step,
         visit=command.visit,

@@ -19,7 +19,14 @@ import asyncpg
 import msgspec
 import structlog
 
-from noetl_broker.accept import ExecutionMessage, accept, checkpoint, claim_before, expire
+from noetl_broker.accept import (
+    COMMAND_ATTEMPTS_MAX,
+    ExecutionMessage,
+    accept,
+    checkpoint,
+    claim_before,
+    expire,
+)
 from noetl_broker.family import on_end, start_child
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
@@ -29,12 +36,14 @@ from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.events import (
     AnyFact,
+    CommandExpired,
     CommandParked,
     Event,
     ExecutionFailed,
 )
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import EpochId, EventId, ExecutionId, RefId, ShardId
+from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId
+from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
 from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, RefusalRow
@@ -43,6 +52,7 @@ from noetl_core.wire.messages import (
     Barrier,
     Done,
     Due,
+    Expired,
     Failed,
     Parked,
     Partial,
@@ -68,18 +78,23 @@ class Broker:
         *,
         held: Callable[[], Mapping[ShardId, int]],
         mint: Callable[[], int],
+        workers: Callable[[], Workers] = lambda: NOBODY,
+        attempts_max: int = COMMAND_ATTEMPTS_MAX,
     ) -> None:
         self._pool = pool
         self._held = held
         self._mint = mint
-        self._recorder = Recorder(results, mint)
+        self._attempts_max = attempts_max
+        self._recorder = Recorder(results, mint, workers)
         self._unmarked: dict[ShardId, set[ExecutionId]] = {}
+        self._forgotten: set[ShardId] = set()
+        self._recounted: int | None = None
         self.states = states
 
     async def advance(self, letters: list[Letter]) -> Turn:
         """Record what follows from these letters. Raises ShardLostError when a fence stops it."""
         async with self._pool.acquire() as conn:
-            turn = Turn(conn, self._held())
+            turn = self._turn(conn, self._held())
             taken = turn.open(letters)
             try:
                 await self._commit(turn, taken)
@@ -92,13 +107,17 @@ class Broker:
         self._settle(turn)
         return turn
 
+    def _turn(self, conn: Connection, held: Mapping[ShardId, int]) -> Turn:
+        self._forget()
+        return Turn(conn, held, shard_count=self.states.shard_count)
+
     async def _carefully(self, conn: Connection, letters: list[Letter]) -> Turn:
         """The same letters, with every state read from the database and each lease looked at.
 
         What the database still refuses then (a text it cannot store, say) is found by doing the
         executions one by one.
         """
-        turn = Turn(conn, self._held())
+        turn = self._turn(conn, self._held())
         taken = turn.open(letters)
         try:
             await self._commit(turn, taken, reload=True)
@@ -110,29 +129,45 @@ class Broker:
         return turn
 
     async def _one_by_one(self, conn: Connection, letters: list[Letter]) -> Turn:
-        whole = Turn(conn, self._held())
+        whole = self._turn(conn, self._held())
         by_execution: dict[ExecutionId, list[Taken]] = {}
         for one in whole.open(letters):
             if one.execution_id is not None:
                 by_execution.setdefault(one.execution_id, []).append(one)
         for execution_id, taken in by_execution.items():
-            turn = Turn(conn, whole.held)
+            turn = self._turn(conn, whole.held)
             try:
                 await self._commit(turn, taken, reload=True)
             except asyncpg.PostgresError as error:
                 if is_transient(error):
                     raise
-                turn = Turn(conn, whole.held)
+                turn = self._turn(conn, whole.held)
                 turn.poisoned[execution_id] = f"{type(error).__name__}: {error}"
                 await self._commit(turn, taken)
             whole.absorb(turn)
         await self._send(whole)
         return whole
 
-    def forget_shard(self, shard: ShardId) -> None:
-        self.states.drop_shard(shard)
-        self._recorder.epochs.pop(shard, None)
-        self._unmarked.pop(shard, None)
+    def forget_shards(self, shards: Iterable[ShardId], *, shard_count: int | None = None) -> None:
+        """These changed hands, away from us or to us: what we know of them may be old.
+
+        It is forgotten before the next turn begins. The turn under way still reads its states: one
+        that vanished under it would look like an execution that was never started, and the letters
+        for that would be dropped.
+        """
+        self._forgotten.update(shards)
+        self._recounted = shard_count or self._recounted
+
+    def _forget(self) -> None:
+        if self._recounted is not None:
+            self.states.recount(self._recounted)
+        if self._forgotten:
+            self.states.drop_shards(self._forgotten)
+        for shard in self._forgotten:
+            self._recorder.epochs.pop(shard, None)
+            self._unmarked.pop(shard, None)
+        self._recounted = None
+        self._forgotten.clear()
 
     async def _commit(self, turn: Turn, taken: list[Taken], *, reload: bool = False) -> None:
         """Fold, decide, commit. Whatever goes wrong, no state outlives it that might be wrong."""
@@ -170,6 +205,15 @@ class Broker:
             await self._take(turn, one)
         for execution_id, reason in turn.poisoned.items():
             await self._park(turn, execution_id, reason, taken)
+        await self._refuse_late(turn)
+
+    async def _refuse_late(self, turn: Turn) -> None:
+        """A worker that slept through its lease: what it says of a command that was ended without
+        it is refused. The same end said twice is only dropped."""
+        if turn.unheeded:
+            ends = [(m.execution_id, m.command_id, m.worker_id) for m in turn.unheeded]
+            late = await batches.ended_by_others(turn.conn, ends)
+            turn.batch.refusals += [RefusalRow(worker, e, c) for e, c, worker in late]
 
     async def _take(self, turn: Turn, taken: Taken) -> None:
         match taken.message:
@@ -206,8 +250,10 @@ class Broker:
         if claim is not None:
             await self._recorder.record(turn, shard, live, claim)
         event_id = EventId(self._mint())
-        fact = accept(live.state, message, event_id)
+        fact = accept(live.state, message, event_id, attempts_max=self._attempts_max)
         if fact is None:
+            if isinstance(message, Done | Failed):
+                turn.unheeded.append(message)
             return
         stored = _stored_with(message)
         if stored is not None:
@@ -215,6 +261,7 @@ class Broker:
         if isinstance(message, Parked) and isinstance(fact, CommandParked) and fact.child:
             start_child(turn, live.state, message, fact)
         await self._recorder.record(turn, shard, live, fact, event_id=event_id, stored=stored)
+        _set_aside(turn, shard, message.execution_id, fact)
 
     def _put_off(self, turn: Turn, shard: ShardId, message: Retry) -> None:
         """Back into the inbox: it is read again when this turn is over."""
@@ -231,9 +278,15 @@ class Broker:
         keys = [(live.state.execution_id, c) for c in open_commands]
         rows = await batches.holders(turn.conn, keys)
         for key in keys:
-            fact = None if key in rows else expire(live.state, key[1], "the command was lost")
-            if fact is not None:
-                await self._recorder.record(turn, shard, live, fact)
+            if key not in rows:
+                await self._expire(turn, shard, live, key[1])
+
+    async def _expire(self, turn: Turn, shard: ShardId, live: Live, command_id: CommandId) -> None:
+        reason = "the command was lost"
+        fact = expire(live.state, command_id, reason, attempts_max=self._attempts_max)
+        if fact is not None:
+            await self._recorder.record(turn, shard, live, fact)
+            _set_aside(turn, shard, live.state.execution_id, fact)
 
     async def _close_epoch(self, turn: Turn, shard: ShardId, epoch: EpochId) -> None:
         if shard not in turn.held or epoch <= self._recorder.epochs.get(shard, 0):
@@ -312,11 +365,22 @@ class Broker:
         for execution_id, shard in turn.touched.items():
             self._unmarked.setdefault(shard, set()).add(execution_id)
             if execution_id not in turn.poisoned:  # its state was dropped: the next read loads it
-                self.states.get(execution_id).trim()
+                self.states.trim_values(execution_id)
         for shard, epoch in turn.closing.items():
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)
         self.states.trim()
+
+
+def _set_aside(turn: Turn, shard: ShardId, execution_id: ExecutionId, fact: AnyFact) -> None:
+    """A command that was lost too often: something about it kills workers. Somebody should look."""
+    if isinstance(fact, CommandExpired) and fact.again is None and fact.error is not None:
+        lost = Expired(
+            execution_id=execution_id, command_id=fact.command_id, reason=fact.error.message
+        )
+        reason = f"command {fact.command_id} was lost too often: {fact.error.message}"
+        row = DeadLetterRow(shard, execution_id, "command", encode_messages([lost]), reason)
+        turn.batch.dead_letters.append(row)
 
 
 def _stored_with(message: ExecutionMessage) -> Stored | None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
 from noetl_core.process.ownership import ShardConfig
 
 
@@ -17,3 +18,6 @@ class BrokerConfig(ShardConfig, frozen=True, kw_only=True):
     broker_states_max: Annotated[
         int, Meta(gt=0, description="Executions whose state is kept in memory.")
     ] = 10_000
+    command_attempts_max: Annotated[
+        int, Meta(gt=0, le=1000, description="A command that is lost so often has failed.")
+    ] = COMMAND_ATTEMPTS_MAX

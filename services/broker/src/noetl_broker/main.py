@@ -4,24 +4,31 @@ noetl.result_ref.
 The only service that writes the log, and only of the shards whose lease it holds.
 """
 
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from noetl_broker.advance import Broker
 from noetl_broker.config import BrokerConfig
 from noetl_broker.intake import Intake
+from noetl_broker.placing import WATCH_SECONDS, WorkerWatch
 from noetl_broker.pump import Pump
 from noetl_broker.states import States
+from noetl_broker.tracing import TELL_SECONDS, StepSpans
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.bus.connection import open_bus
 from noetl_core.bus.consume import open_consumer
 from noetl_core.domain.ids import ShardId
-from noetl_core.process.membership import join_runtime
+from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
-from noetl_core.store import event, setting
+from noetl_core.process.telemetry import spans
+from noetl_core.store import event, resize, setting
+from noetl_core.store.event import EventRow
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool, open_pool
-from noetl_core.wire.subjects import ANY_INBOX_WAKE
+from noetl_core.wire.subjects import ANY_INBOX_WAKE, EPOCHS_CLOSE, shards_wake
 
 
 async def start(service: Service[BrokerConfig]) -> None:
@@ -34,19 +41,32 @@ async def start(service: Service[BrokerConfig]) -> None:
         states_max=config.broker_states_max, shard_count=await setting.shard_count(pool)
     )
 
-    async def gained(claim: Claim) -> None:
-        # Events of a shard ascend by id even when its new owner's clock is behind the last one's.
-        member.pass_over(await event.newest_event_id(pool, [claim.shard_id]))
+    async def gained(claims: Sequence[Claim]) -> None:
+        # Events of a shard ascend by id even when its new owner's clock is behind the last one's,
+        # and those of an execution even when its earlier ones lie on another shard.
+        member.pass_over(await event.newest_event_id(pool, [claim.shard_id for claim in claims]))
+        generation = await resize.current(pool)
+        member.pass_over(generation.switch_id)
+        broker.forget_shards(
+            [claim.shard_id for claim in claims], shard_count=generation.shard_count
+        )
 
     async def lost(shard: ShardId) -> None:
         await consumer.remove(shard)
-        broker.forget_shard(shard)
+        broker.forget_shards([shard])
 
     async def keep() -> None:
+        before = set(owner.held())
         await owner.keep()
         for shard in owner.held():
             await consumer.add(shard)
+        if owner.held().keys() - before:
+            await intake.look_into_inbox()
 
+    async def look_at_shards(_body: bytes) -> None:
+        wanted.set()
+
+    wanted = asyncio.Event()
     owner = ShardOwner(
         pool,
         member,
@@ -55,9 +75,10 @@ async def start(service: Service[BrokerConfig]) -> None:
         heartbeat_seconds=config.shard_heartbeat_seconds,
         on_gain=gained,
         on_loss=lost,
+        on_release=partial(bus.wake, shards_wake("broker")),
     )
-    results = ResultStore(store_dir=config.store_dir)
-    broker = Broker(pool, results, states, held=owner.held, mint=member.mint)
+    workers = WorkerWatch(pool)
+    broker = _broker(config, pool, states, owner, member, workers)
     intake = Intake(
         pool,
         consumer.queue,
@@ -65,12 +86,47 @@ async def start(service: Service[BrokerConfig]) -> None:
         batch_size=config.broker_batch_size,
         inbox_poll_seconds=config.broker_inbox_poll_seconds,
     )
-    pump = Pump(broker, intake, bus, renew=keep, stopping=service.stopping)
+    note = _note(service, pool)
+    pump = Pump(broker, intake, bus, renew=keep, stopping=service.stopping, note=note)
     await keep()
+    service.every(WATCH_SECONDS, workers.look, name="watch workers")
     service.on_stop(owner.release)
-    service.every(config.shard_look_seconds, keep, name="own shards")
+    service.every(config.shard_look_seconds, keep, wake=wanted, name="own shards")
+    await bus.subscribe(shards_wake("broker"), look_at_shards)
     await bus.subscribe(ANY_INBOX_WAKE, intake.look_into_inbox)
+    await bus.subscribe(EPOCHS_CLOSE, intake.close_epochs)
     service.every(0.0, pump.turn, name="advance")
+
+
+def _broker(
+    config: BrokerConfig,
+    pool: Pool,
+    states: States,
+    owner: ShardOwner,
+    member: Member,
+    workers: WorkerWatch,
+) -> Broker:
+    return Broker(
+        pool,
+        ResultStore(store_dir=config.store_dir, archive_dir=config.archive_dir),
+        states,
+        held=owner.held,
+        mint=member.mint,
+        workers=lambda: workers.seen,
+        attempts_max=config.command_attempts_max,
+    )
+
+
+def _note(
+    service: Service[BrokerConfig], pool: Pool
+) -> Callable[[Iterable[EventRow]], None] | None:
+    """Whom to show what was committed, where somebody wants traces."""
+    told = spans("broker")
+    if told is None:
+        return None
+    traces = StepSpans(pool, told)
+    service.every(TELL_SECONDS, traces.tell, name="trace")
+    return traces.note
 
 
 def _open_pool(config: BrokerConfig) -> AbstractAsyncContextManager[Pool]:

@@ -20,11 +20,19 @@ RELOADS = _meter.create_counter(
     unit="1",
     description="Batches redone because the database held more than we knew.",
 )
+REPLAYED = _meter.create_counter(
+    "noetl_broker_replayed_events",
+    unit="1",
+    description="Events past a snapshot that were folded because a state was not in memory.",
+)
 PARKED = _meter.create_counter(
     "noetl_broker_parked_total", unit="1", description="Bodies moved to the dead letters."
 )
 RESULT_BYTES = _meter.create_histogram(
-    "noetl_event_result_bytes", unit="By", description="Largest event.result of a group commit."
+    "noetl_event_result_bytes",
+    unit="By",
+    description="Largest event.result of a group commit.",
+    explicit_bucket_boundaries_advisory=[0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65_536],
 )
 
 

@@ -13,6 +13,7 @@ from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.errors import ShardLostError
 from noetl_core.process.resilience import backoff_seconds, is_transient
+from noetl_core.store.event import EventRow
 
 log = structlog.get_logger()
 
@@ -26,7 +27,9 @@ class Pump:
         *,
         renew: Callable[[], Awaitable[object]],
         stopping: asyncio.Event,
+        note: Callable[[list[EventRow]], None] | None = None,
     ) -> None:
+        self._note = note
         self._broker = broker
         self._intake = intake
         self._bus = bus
@@ -42,6 +45,8 @@ class Pump:
         if turn is not None:
             await dispatch(self._bus, turn)
             await _acknowledge(turn, deliveries)
+            if self._note is not None:
+                self._note(turn.batch.events)
         return True
 
     async def _until_committed(self, letters: list[Letter]) -> Turn | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from noetl_broker.beside import write_beside, write_result
+from noetl_broker.placing import place
 from noetl_broker.read import Reader
 from noetl_broker.states import Live, Playbooks
 from noetl_broker.turn import Turn
@@ -17,14 +18,21 @@ from noetl_core.domain.events import AnyFact, CommandIssued, Event, ExecutionSta
 from noetl_core.domain.ids import CommandId, EpochId, EventId, LoopId, ShardId
 from noetl_core.domain.loop import split
 from noetl_core.domain.playbook import Playbook
+from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.store.batch import CommandRow, ManifestRow, PartRow
 from noetl_core.store.event import event_row
 from noetl_core.wire.messages import Stored
 
 
 class Recorder:
-    def __init__(self, results: ResultStore, mint: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        results: ResultStore,
+        mint: Callable[[], int],
+        workers: Callable[[], Workers] = lambda: NOBODY,
+    ) -> None:
         self._results = results
+        self._workers = workers
         self._reader = Reader(results)
         self._playbooks = Playbooks()
         self._ids: Iterator[int] = iter(mint, None)
@@ -49,6 +57,7 @@ class Recorder:
         )
         playbook = await self._playbooks.get(turn.conn, catalog_id)
         ids = self._ids if event_id is None else itertools.chain((event_id,), self._ids)
+        live.known.workers = self._workers()
         for item in follow(playbook, live.state, fact, live.known, ids):
             if isinstance(item, ReferenceNeeded):
                 await self._reader.load(turn, live, item)
@@ -72,8 +81,7 @@ class Recorder:
             turn.batch.commands.append(row)
             if live.state.status == "PAUSED":
                 turn.batch.is_held[row.execution_id] = True
-            elif not fact.delay_s:
-                turn.work[shard, fact.pool] += 1
+            place(turn, shard, playbook, live, fact)
         elif isinstance(fact, LoopStarted) and not fact.is_cursor:
             await self._store_collection(turn, live, item, fact)
         else:

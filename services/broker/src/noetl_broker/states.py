@@ -5,8 +5,11 @@ tail of the log after it), never an answer.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+import structlog
+
+from noetl_broker.metrics import REPLAYED
 from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import CatalogId, ExecutionId, RefId, ShardId
@@ -18,6 +21,8 @@ from noetl_core.domain.state import ExecutionState
 from noetl_core.store import catalog, event, snapshot
 from noetl_core.store.postgres import Connection
 from noetl_core.wire.messages import Stored
+
+log = structlog.get_logger()
 
 PLAYBOOKS_MAX = 500
 PARTS_MAX = 4
@@ -49,7 +54,7 @@ class Live:
 class States:
     def __init__(self, *, states_max: int, shard_count: int) -> None:
         self._states_max = states_max
-        self._shard_count = shard_count
+        self.shard_count = shard_count
         self._live: OrderedDict[ExecutionId, Live] = OrderedDict()
 
     def get(self, execution_id: ExecutionId) -> Live:
@@ -69,8 +74,19 @@ class States:
         for execution_id in execution_ids:
             self._live.pop(execution_id, None)
 
-    def drop_shard(self, shard: ShardId) -> None:
-        self.drop([e for e in self._live if shard_of(e, shard_count=self._shard_count) == shard])
+    def drop_shards(self, shards: Collection[ShardId]) -> None:
+        self.drop([e for e in self._live if shard_of(e, shard_count=self.shard_count) in shards])
+
+    def recount(self, shard_count: int) -> None:
+        """All shards were taken from everybody when the count changed: so was what we know."""
+        if shard_count != self.shard_count:
+            self.shard_count = shard_count
+            self._live.clear()
+
+    def trim_values(self, execution_id: ExecutionId) -> None:
+        live = self._live.get(execution_id)
+        if live is not None:
+            live.trim()
 
     def trim(self) -> None:
         while len(self._live) > self._states_max:
@@ -86,6 +102,9 @@ class States:
         tails = await event.read_tails(conn, {e: s.last_event_id for e, s in states.items()})
         for tail in tails:
             fold(states[tail.execution_id], tail)
+        REPLAYED.add(len(tails))
+        if loaded or tails:
+            log.info("states.replayed", executions=len(missing), events=len(tails))
         self._live.update({e: Live(state) for e, state in states.items()})
 
 

@@ -6,10 +6,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from noetl_core.domain.ids import EpochId, ExecutionId, ShardId
-from noetl_core.store.batch import Batch, DeadLetterRow
+from noetl_core.domain.ids import EpochId, ExecutionId, ShardId, WorkerId
+from noetl_core.domain.sharding import shard_of
+from noetl_core.store.batch import Batch, DeadLetterRow, OutgoingRow
 from noetl_core.store.postgres import Connection
-from noetl_core.wire.messages import Barrier, Message, decode_messages
+from noetl_core.wire.messages import (
+    Barrier,
+    Done,
+    Failed,
+    Message,
+    decode_messages,
+    encode_messages,
+)
 
 
 class Letter(NamedTuple):
@@ -32,8 +40,9 @@ class Taken(NamedTuple):
 
 
 class Turn:
-    def __init__(self, conn: Connection, held: Mapping[ShardId, int]) -> None:
+    def __init__(self, conn: Connection, held: Mapping[ShardId, int], *, shard_count: int) -> None:
         self.conn = conn
+        self.shard_count = shard_count
         self.held = dict(held)
         self.batch = Batch()
         self.touched: dict[ExecutionId, ShardId] = {}
@@ -42,6 +51,12 @@ class Turn:
         self.ended_on: set[ShardId] = set()
         """Shards on which an execution ended: somebody may be waiting for that."""
         self.work: Counter[tuple[ShardId, str]] = Counter()
+        self.meant_for: Counter[tuple[ShardId, WorkerId]] = Counter()
+        """Work that a certain worker is to hear of, not any worker of the pool."""
+        self.nobody_able: set[tuple[str, frozenset[str]]] = set()
+        """Pools in which no worker that we know has what a command requires."""
+        self.unheeded: list[Done | Failed] = []
+        """Ends of commands that were not open: said twice, or too late."""
         self.told: set[ShardId] = set()
         """Shards whose inbox has got something by this turn."""
 
@@ -55,12 +70,29 @@ class Turn:
             self.batch.inbox_ids.append(letter.inbox_id)
         try:
             for message in decode_messages(letter.body):
-                yield Taken(letter.shard_id, message)
+                shard = self._shard_of(message, letter)
+                if shard in self.held:
+                    yield Taken(shard, message)
+                else:
+                    self._pass_on(message, letter)
         except msgspec.DecodeError as error:
             self.fence(letter.shard_id)
             self.batch.dead_letters.append(
                 DeadLetterRow(letter.shard_id, None, "broker", letter.body, str(error))
             )
+
+    def _shard_of(self, message: Message, letter: Letter) -> ShardId:
+        """Where it belongs by the count of now; it may have been sent by the count of before."""
+        if isinstance(message, Barrier):
+            return letter.shard_id
+        return shard_of(message.execution_id, shard_count=self.shard_count)
+
+    def _pass_on(self, message: Message, letter: Letter) -> None:
+        """Into the inbox of its shard, in the commit that removes it from here."""
+        assert not isinstance(message, Barrier), message
+        self.fence(letter.shard_id)
+        row = OutgoingRow(message.execution_id, encode_messages([message]))
+        self.batch.outgoing.append(row)
 
     def fence(self, shard: ShardId) -> None:
         """This turn writes to the shard: its commit must prove that we hold it."""
@@ -71,6 +103,8 @@ class Turn:
         self.touched.update(other.touched)
         self.closing.update(other.closing)
         self.work.update(other.work)
+        self.meant_for.update(other.meant_for)
+        self.nobody_able |= other.nobody_able
         self.ended_on |= other.ended_on
         self.told |= other.told
         self.poisoned.update(other.poisoned)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from noetl_core.blob.history import archive_dir_in
 from noetl_core.process.config import Config
 
 
@@ -12,5 +13,24 @@ class CompactorConfig(Config, frozen=True, kw_only=True):
         int, Meta(ge=1, le=52, description="Weeks for which partitions are made in advance.")
     ] = 4
     compactor_interval_seconds: Annotated[
-        float, Meta(gt=0, description="How often the partitions are looked at.")
+        float, Meta(gt=0, description="How often partitions, retention and expiry are looked at.")
     ] = 60.0
+    compactor_enabled: Annotated[
+        bool,
+        Meta(description="Archive what is past retention and drop it; false keeps everything."),
+    ] = False
+    retention_days: Annotated[
+        float,
+        Meta(ge=0, description="Executions that ended longer ago are archived, week by week."),
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.compactor_enabled and not self.archives:
+            raise ValueError(
+                "NOETL_COMPACTOR_ENABLED needs a place for archives: "
+                "set NOETL_ARCHIVE_DIR or NOETL_STORE_DIR"
+            )
+
+    @property
+    def archives(self) -> str:
+        return self.archive_dir or archive_dir_in(self.store_dir)

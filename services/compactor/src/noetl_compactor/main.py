@@ -1,7 +1,18 @@
-"""Makes the partitions of noetl.event and noetl.result_ref ahead of time. Touches no row."""
+"""Makes the partitions of noetl.event and noetl.result_ref ahead of time, archives what is past
+retention and drops it, removes results that have expired. The only one who takes rows out of the
+log, through a function that demands their archive.
+"""
 
+from datetime import UTC, datetime
+from pathlib import Path
+
+from noetl_compactor.archive import Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
+from noetl_compactor.expire import expire, forget_keys
+from noetl_core.blob.file_tier import FileTier
+from noetl_core.blob.tier import Tier
+from noetl_core.domain.retention import kept_from_ms
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
@@ -11,16 +22,31 @@ from noetl_core.store.postgres import open_pool
 
 async def start(service: Service[CompactorConfig]) -> None:
     config = service.config
-    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_compactor", size_max=2))
+    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_compactor", size_max=3))
     member = await service.open(join_runtime(service, pool, kind="compactor"))
     leader = await service.open(leadership(service, pool, member, "compactor"))
+    tiers: dict[str, Tier] = {"pvc": FileTier(config.store_dir)} if config.store_dir else {}
     told = Told()
 
-    async def turn() -> None:
+    async def make_partitions() -> None:
         if leader.is_leader:
             await compact(pool, told, now_ms=unix_ms(), weeks_ahead=config.partition_weeks_ahead)
 
-    service.every(config.compactor_interval_seconds, turn, name="compact")
+    async def remove_expired() -> None:
+        if leader.is_leader:
+            await expire(pool, tiers)
+
+    async def archive() -> None:
+        if leader.is_leader:
+            from_ms = kept_from_ms(now_ms=unix_ms(), retention_days=config.retention_days)
+            rules = Rules(Path(config.archives), member.mint, from_ms)
+            await archive_past(pool, rules)
+            await forget_keys(pool, before=datetime.fromtimestamp(from_ms / 1000, UTC))
+
+    service.every(config.compactor_interval_seconds, make_partitions, name="compact")
+    service.every(config.compactor_interval_seconds, remove_expired, name="expire")
+    if config.compactor_enabled:
+        service.every(config.compactor_interval_seconds, archive, name="archive")
 
 
 SERVICE = Part("compactor", CompactorConfig, start)

@@ -20,3 +20,9 @@ class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
     projection_executions_max: Annotated[
         int, Meta(gt=0, description="Executions whose state is kept in memory.")
     ] = 10_000
+    projection_audit_interval_seconds: Annotated[
+        float, Meta(ge=0, description="How often rows are compared with their log; 0 for never.")
+    ] = 60.0
+    projection_audit_executions: Annotated[
+        int, Meta(gt=0, le=1000, description="Of the newest and of the others, compared each time.")
+    ] = 5

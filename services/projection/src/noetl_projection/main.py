@@ -1,20 +1,25 @@
 """Reads noetl.event. Writes noetl.execution and noetl.projection_checkpoint. Routes nothing."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ShardId
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.telemetry import spans
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import open_pool
 from noetl_core.wire.messages import encode_ids
-from noetl_core.wire.subjects import EXECUTIONS_ENDED, LOG_ENDED, log_wake
+from noetl_core.wire.subjects import EXECUTIONS_ENDED, LOG_ENDED, log_wake, shards_wake
+from noetl_projection.audit import audit
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.memory import Memory
 from noetl_projection.pace import Pace
 from noetl_projection.project import project
+from noetl_projection.tracing import tell_ended
 
 
 async def start(service: Service[ProjectionConfig]) -> None:
@@ -24,7 +29,7 @@ async def start(service: Service[ProjectionConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="projection"))
     memory = Memory(executions_max=config.projection_executions_max)
     pace = Pace(config.projection_batch_window_ms / 1000)
-    grown, urgent = asyncio.Event(), asyncio.Event()
+    grown, urgent, wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
     heard: set[ShardId] = set()
 
     async def hear(body: bytes) -> None:
@@ -32,11 +37,14 @@ async def start(service: Service[ProjectionConfig]) -> None:
             urgent.set()
         grown.set()
 
-    async def gained(claim: Claim) -> None:
+    async def gained(claims: Sequence[Claim]) -> None:
         grown.set()
-        if claim.shard_id not in heard:
-            heard.add(claim.shard_id)
-            await bus.subscribe(log_wake(claim.shard_id), hear)
+        for shard in {claim.shard_id for claim in claims} - heard:
+            heard.add(shard)
+            await bus.subscribe(log_wake(shard), hear)
+
+    async def look_at_shards(_body: bytes) -> None:
+        wanted.set()
 
     owner = ShardOwner(
         pool,
@@ -45,7 +53,9 @@ async def start(service: Service[ProjectionConfig]) -> None:
         lease_seconds=config.shard_lease_seconds,
         heartbeat_seconds=config.shard_heartbeat_seconds,
         on_gain=gained,
+        on_release=partial(bus.wake, shards_wake("projection")),
     )
+    told = spans("projection")
 
     async def turn() -> bool:
         if not memory.behind:
@@ -54,11 +64,19 @@ async def start(service: Service[ProjectionConfig]) -> None:
         await project(pool, owner, memory, batch_size=config.projection_batch_size)
         if memory.ended:
             await bus.wake(EXECUTIONS_ENDED, encode_ids(memory.ended))
+            if told is not None:
+                tell_ended(told, memory.ended_rows)
         return memory.behind > 0
 
-    service.every(config.shard_look_seconds, owner.keep, name="ownership")
+    async def look_again() -> None:
+        await audit(pool, owner.held(), limit=config.projection_audit_executions)
+
+    service.every(config.shard_look_seconds, owner.keep, wake=wanted, name="ownership")
+    await bus.subscribe(shards_wake("projection"), look_at_shards)
     service.on_stop(owner.release)
     service.every(config.projection_poll_ms / 1000, turn, wake=grown, name="project")
+    if config.projection_audit_interval_seconds:
+        service.every(config.projection_audit_interval_seconds, look_again, name="audit")
 
 
 SERVICE = Part("projection", ProjectionConfig, start)

@@ -15,10 +15,14 @@ class Memory:
     def __init__(self, *, executions_max: int) -> None:
         self.epochs: dict[ShardId, int] = {}
         self.watermarks: dict[ShardId, EventId] = {}
+        self.boundary: EventId | None = None
+        """Where the shard count changed: nothing past it is read until all shards are there."""
         self.behind = 0
         """How many shards had more to read than the last turn took: 0 when it took all."""
         self.ended: list[ExecutionId] = []
         """Executions that the last turn showed as ended."""
+        self.ended_rows: list[Projected] = []
+        """And what it showed of them."""
         self._executions_max = executions_max
         self._executions: OrderedDict[ExecutionId, Projected] = OrderedDict()
 

@@ -18,6 +18,14 @@ EVENTS = _meter.create_counter(
 PARKED = _meter.create_counter(
     "noetl_projection_parked_events", description="Events that could not be folded and were parked."
 )
+AUDITED = _meter.create_counter(
+    "noetl_projection_audited_executions",
+    description="Executions that were folded again and compared with their row.",
+)
+DIFFERED = _meter.create_counter(
+    "noetl_projection_differences",
+    description="Rows that were not what their events say; they were written anew.",
+)
 
 
 def say_current(shards: Iterable[ShardId]) -> None:

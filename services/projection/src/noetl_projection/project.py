@@ -9,21 +9,22 @@ one shard, and a crash anywhere leaves either the whole batch or none of it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from noetl_core.domain.events import Event, ExecutionStarted
-from noetl_core.domain.fold import fold
 from noetl_core.domain.ids import EventId, ExecutionId, ShardId
-from noetl_core.domain.state import ExecutionState
-from noetl_core.store import event, execution_projection, projection_checkpoint
+from noetl_core.store import event, execution_projection, projection_checkpoint, resize
 from noetl_core.store.execution_projection import Parked, Projected, Reached
 from noetl_core.store.postgres import Connection, Pool
+from noetl_core.store.refold import advance, copied
 from noetl_projection import metrics
 from noetl_projection.memory import Memory
+
+TURN_EVENTS_MAX = 4000
+"""Of all shards together, while more than one is behind. Few large turns catch up sooner than many
+small ones: the row of a busy execution is large, and every turn writes it anew."""
 
 log = structlog.get_logger()
 
@@ -57,10 +58,12 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     if unread:
         memory.watermarks.update(await projection_checkpoint.watermarks(conn, unread))
         memory.behind = len(memory.epochs)
-    limit = max(1, batch_size // max(1, memory.behind))
-    rows = await event.read_shards(conn, memory.watermarks, limit=limit)
+    if unread or memory.boundary is not None:
+        memory.boundary = await resize.next_boundary(conn)
+    limit = max(1, min(batch_size, TURN_EVENTS_MAX // max(1, memory.behind)))
+    rows = await event.read_shards(conn, memory.watermarks, limit=limit, upto=memory.boundary)
     memory.behind = _shards_cut_off(rows, limit)
-    memory.ended = []
+    memory.ended, memory.ended_rows = [], []
     if not rows:
         metrics.say_current(memory.epochs)
         return 0
@@ -70,7 +73,8 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
         conn, memory.epochs, changed=list(changed.values()), parked=parked, reached=reached
     )
     memory.remember(changed, reached)
-    memory.ended = [e for e, one in changed.items() if one.state.is_terminal]
+    memory.ended_rows = [one for one in changed.values() if one.state.is_terminal]
+    memory.ended = [one.state.execution_id for one in memory.ended_rows]
     await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
     metrics.say_projected(kept, events=len(rows), parked=len(parked))
     return len(rows)
@@ -107,7 +111,7 @@ def _fold_trusting(found: dict[ExecutionId, Projected], rows: Iterable[Any]) -> 
         execution_id = ExecutionId(row["execution_id"])
         try:
             if execution_id not in spoiled:
-                found[execution_id] = _advance(found.get(execution_id), row, event.event_of(row))
+                found[execution_id] = advance(found.get(execution_id), row, event.event_of(row))
         except Exception:  # noqa: BLE001 - one bad row, whatever it is, never stops a shard
             spoiled.add(execution_id)
     return spoiled
@@ -120,7 +124,7 @@ def _fold_carefully(found: dict[ExecutionId, Projected], rows: Iterable[Any]) ->
         execution_id = ExecutionId(row["execution_id"])
         before = found.get(execution_id)
         try:
-            found[execution_id] = _advance(_copy(before), row, event.event_of(row))
+            found[execution_id] = advance(copied(before), row, event.event_of(row))
         except Exception as error:  # noqa: BLE001 - it is parked with its reason
             parked.append(_park(row, error))
             log.warning(
@@ -130,45 +134,6 @@ def _fold_carefully(found: dict[ExecutionId, Projected], rows: Iterable[Any]) ->
                 error=repr(error),
             )
     return parked
-
-
-def _advance(known: Projected | None, row: Any, happened: Event) -> Projected:
-    created_at: datetime = row["created_at"]
-    one = known if known is not None else _first(row)
-    one.state = fold(one.state, happened)
-    one.last_event_id = happened.event_id
-    one.last_event_type = row["event_type"]
-    one.updated_at = created_at
-    if row["node_name"] is not None:
-        one.last_node_name = row["node_name"]
-    fact = happened.fact
-    if type(fact) is ExecutionStarted:  # isinstance is slow for a struct of another class
-        one.path, one.version = fact.path, fact.version
-        one.parent_execution_id = fact.parent_execution_id
-    if not one.state.is_terminal:
-        one.ended_at = None  # also of one that had ended and was retried
-    elif one.ended_at is None:
-        one.ended_at = created_at
-    return one
-
-
-def _first(row: Any) -> Projected:
-    return Projected(
-        state=ExecutionState(execution_id=ExecutionId(row["execution_id"])),
-        shard_id=ShardId(row["shard_id"]),
-        started_at=row["created_at"],
-        updated_at=row["created_at"],
-        last_event_type=row["event_type"],
-        last_event_id=EventId(0),
-    )
-
-
-_to_bytes = msgspec.msgpack.Encoder().encode
-_from_bytes = msgspec.msgpack.Decoder(Projected).decode
-
-
-def _copy(known: Projected | None) -> Projected | None:
-    return None if known is None else _from_bytes(_to_bytes(known))
 
 
 def _park(row: Any, error: Exception) -> Parked:

@@ -21,6 +21,10 @@ class ReaperConfig(Config, frozen=True, kw_only=True):
         float,
         Meta(gt=0, description="An execution without anything under way for so long is idle."),
     ] = 30.0
+    reaper_stuck_seconds: Annotated[
+        float,
+        Meta(gt=0, description="One that is still idle after so long is flagged as stuck."),
+    ] = 120.0
     reaper_timer_poll_seconds: Annotated[
         float, Meta(gt=0, description="How often timers are looked at, at least.")
     ] = 0.2

@@ -1,5 +1,5 @@
 """Reads noetl.command, noetl.execution and noetl.timer. Tells the broker by NATS, else by
-noetl.inbox.
+noetl.inbox. Flags in noetl.dead_letter what nothing can move.
 """
 
 import asyncio
@@ -9,13 +9,17 @@ from noetl_core.domain.ids import ExecutionId
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
-from noetl_core.store import timer
+from noetl_core.store import command, timer
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import open_pool
 from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
+from noetl_reaper.metrics import show_queue
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import sweep_executions, sweep_leases, sweep_timers
+from noetl_reaper.sweep import flag_stuck, sweep_executions, sweep_leases, sweep_timers
+
+QUEUE_SECONDS = 5.0
+"""How often the queue is counted."""
 
 
 async def start(service: Service[ReaperConfig]) -> None:
@@ -42,6 +46,13 @@ async def start(service: Service[ReaperConfig]) -> None:
         seconds = config.reaper_idle_seconds
         return await sweep_executions(pool, bus, executions, idle_seconds=seconds, limit=limit)
 
+    async def flags() -> int:
+        if not leader.is_leader:
+            return 0
+        # Not before the broker has been told a few times.
+        seconds = max(config.reaper_stuck_seconds, 2 * config.reaper_idle_seconds)
+        return await flag_stuck(pool, stuck_seconds=seconds, limit=limit)
+
     async def due() -> int:
         if not leader.is_leader:
             return 0
@@ -51,8 +62,13 @@ async def start(service: Service[ReaperConfig]) -> None:
             asyncio.get_running_loop().call_later(seconds, wake_timers.set)
         return told
 
+    async def queue() -> None:
+        show_queue(await command.depth(pool) if leader.is_leader else {})
+
     service.every(config.reaper_interval_seconds, leases, name="leases")
+    service.every(QUEUE_SECONDS, queue, name="queue")
     service.every(config.reaper_idle_interval_seconds, idle, name="executions")
+    service.every(config.reaper_idle_interval_seconds, flags, name="flags")
     service.every(config.reaper_timer_poll_seconds, due, wake=wake_timers, name="timers")
 
 

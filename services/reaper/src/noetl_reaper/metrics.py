@@ -1,5 +1,9 @@
 """What the reaper measures."""
 
+from collections.abc import Iterable, Mapping
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
 from noetl_core.process.telemetry import meter
 
 _meter = meter("reaper")
@@ -9,4 +13,54 @@ REPORTS = _meter.create_counter(
     description=(
         "What was reported to the broker, by kind (expired, idle, due) and road (nats, inbox)."
     ),
+)
+
+_queue: dict[tuple[str, str], int] = {}
+
+
+def show_queue(depth: Mapping[tuple[str, str], int]) -> None:
+    """What was counted last; of nothing when somebody else counts."""
+    _queue.clear()
+    _queue.update(depth)
+
+
+def _depth(_: CallbackOptions) -> Iterable[Observation]:
+    for (pool, status), count in list(_queue.items()):
+        yield Observation(count, {"pool": pool, "status": status})
+
+
+_meter.create_observable_gauge(
+    "noetl_queue_commands",
+    [_depth],
+    description="Open commands, by pool and status (pending, leased): what workers have to do.",
+)
+
+_dead_letters: dict[str, int] = {}
+
+
+def show_dead_letters(counts: Mapping[str, int]) -> None:
+    """By source, as counted last. A source that has none any more shows a zero."""
+    for source in _dead_letters:
+        _dead_letters[source] = 0
+    _dead_letters.update(counts)
+
+
+def _set_aside(_: CallbackOptions) -> Iterable[Observation]:
+    for source, count in list(_dead_letters.items()):
+        yield Observation(count, {"source": source})
+
+
+def _stuck(_: CallbackOptions) -> Iterable[Observation]:
+    yield Observation(_dead_letters.get("reaper", 0))
+
+
+_meter.create_observable_gauge(
+    "noetl_dead_letters",
+    [_set_aside],
+    description="What was set aside and not dealt with yet, by source.",
+)
+_meter.create_observable_gauge(
+    "noetl_executions_stuck",
+    [_stuck],
+    description="Running executions that nothing can move, as the reaper has flagged them.",
 )

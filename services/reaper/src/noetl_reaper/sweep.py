@@ -11,14 +11,18 @@ import structlog
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ExecutionId, ShardId
 from noetl_core.domain.sharding import shard_of
+from noetl_core.domain.waiting import moment
 from noetl_core.store import command, inbox, setting, stuck, timer
 from noetl_core.store.command import CommandKey, ExpiredLease
 from noetl_core.store.postgres import Pool
+from noetl_core.store.stuck import Stuck
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_reaper import metrics
 from noetl_reaper.reported import Reported
+
+LOGGED_MAX = 20
 
 log = structlog.get_logger()
 
@@ -48,6 +52,25 @@ async def sweep_executions(
     await _report(pool, bus, "idle", [Reconcile(execution_id=one) for one in idle])
     reported.add(idle)
     return len(idle)
+
+
+async def flag_stuck(pool: Pool, *, stuck_seconds: float, limit: int) -> int:
+    """One turn: flag what the broker was told of in vain, and unflag what moved. Says how many."""
+    moved = await stuck.unflag_moved(pool)
+    if moved:
+        log.info("reaper.unflagged", execution_ids=moved[:LOGGED_MAX], count=len(moved))
+    found = await stuck.stuck_executions(pool, stuck_seconds=stuck_seconds, limit=limit)
+    for one in found:
+        body = encode_messages([Reconcile(execution_id=one.execution_id)])
+        await stuck.flag(pool, one, body=body, reason=_why_stuck(one))
+        log.warning("reaper.flagged", execution_id=one.execution_id, waiting_on=one.waiting_on)
+    metrics.show_dead_letters(await stuck.dead_letter_counts(pool))
+    return len(found)
+
+
+def _why_stuck(one: Stuck) -> str:
+    stands = "" if one.waiting_on is None else f"; where it stands: {one.waiting_on}"
+    return f"since {moment(one.updated_at)} no command, message or timer of it is under way{stands}"
 
 
 async def sweep_timers(pool: Pool, bus: Bus, reported: Reported[DueTimer], *, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""The turn of the shard-manager: rows for every shard, silent processes offline, the shape told.
+"""The turn of the shard-manager: rows for every shard, and the shape of the system told.
 
 Shards are claimed, renewed and taken over by their owners (process/ownership.py), so everything
 goes on while this service is down; what it does is to keep the books and to tell who looks.
@@ -12,7 +12,6 @@ from noetl_core.store import topology
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.topology import (
     TOPOLOGY_SUBJECT,
-    RuntimeMember,
     Topology,
     encode_topology,
 )
@@ -30,15 +29,11 @@ class Known:
         self.gauges = metrics.Gauges()
 
 
-async def assign(
-    pool: Pool, bus: Bus, known: Known, *, offline_seconds: float, forget_seconds: float
-) -> Topology:
+async def assign(pool: Pool, bus: Bus, known: Known) -> Topology:
     """One turn. Returns the shape of the system as it is now."""
     added = await topology.ensure_shards(pool)
     if added:
         log.info("shards.added", rows=added)
-    _tell("runtime.offline", await topology.mark_stale(pool, silent_seconds=offline_seconds))
-    _tell("runtime.forgotten", await topology.forget_offline(pool, silent_seconds=forget_seconds))
     now = await topology.read(pool)
     if known.seen is not None:
         _tell_moves(known.seen, now)
@@ -49,11 +44,6 @@ async def assign(
         await bus.wake(TOPOLOGY_SUBJECT, encode_topology(now))
         known.published = now
     return now
-
-
-def _tell(what: str, members: list[RuntimeMember]) -> None:
-    for member in members:
-        log.info(what, kind=member.kind, name=member.name)
 
 
 def _tell_moves(before: Topology, now: Topology) -> None:

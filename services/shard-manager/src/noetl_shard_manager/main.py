@@ -1,12 +1,21 @@
-"""Reads and sweeps noetl.runtime and noetl.execution_shard. Publishes the topology on NATS."""
+"""Sweeps noetl.runtime and noetl.metric, keeps noetl.execution_shard. Publishes the topology.
+
+Everything it does can wait: owners renew, claim orphans and share fairly while it is down.
+"""
+
+import asyncio
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store.postgres import open_pool
+from noetl_core.wire.subjects import RESIZE_WISHED
 from noetl_shard_manager.assign import Known, assign
+from noetl_shard_manager.balance import balance
 from noetl_shard_manager.config import ShardManagerConfig
+from noetl_shard_manager.sweep import measure, sweep
+from noetl_shard_manager.switch import clear_up, switch
 
 
 async def start(service: Service[ShardManagerConfig]) -> None:
@@ -19,17 +28,38 @@ async def start(service: Service[ShardManagerConfig]) -> None:
     leader = await service.open(leadership(service, pool, member, "shard-manager"))
     known = Known()
 
+    def mint_above(floor: int) -> int:
+        member.pass_over(floor)
+        return member.mint()
+
     async def turn() -> None:
         if leader.is_leader:
-            await assign(
+            # After a switch owners claim anew: what they make of it is looked at in the next turn.
+            if not await switch(pool, bus, mint_above=mint_above):
+                await balance(pool, bus)
+            await clear_up(pool, quiet_seconds=config.shard_retire_seconds)
+            await assign(pool, bus, known)
+
+    async def sweeping() -> None:
+        if leader.is_leader:
+            await sweep(
                 pool,
-                bus,
-                known,
-                offline_seconds=config.runtime_offline_seconds,
+                offline_seconds=config.server_offline_after,
                 forget_seconds=config.runtime_forget_seconds,
             )
 
-    service.every(config.shard_manager_interval_seconds, turn, name="assign")
+    async def measuring() -> bool:
+        keep = config.metrics_keep_seconds
+        return leader.is_leader and await measure(pool, name=member.name, keep_seconds=keep)
+
+    async def wished(_body: bytes) -> None:
+        wish.set()
+
+    wish = asyncio.Event()
+    await bus.subscribe(RESIZE_WISHED, wished)
+    service.every(config.shard_manager_interval_seconds, turn, wake=wish, name="assign")
+    service.every(config.server_sweep_interval, sweeping, name="sweep")
+    service.every(config.server_metrics_interval, measuring, name="measure")
 
 
 SERVICE = Part("shard-manager", ShardManagerConfig, start)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_LABEL, POOL_NAME
 from noetl_core.process.config import Config, ConfigError
 
 _HEARTBEATS_PER_LEASE_MIN = 3
@@ -11,11 +12,32 @@ _HEARTBEATS_PER_LEASE_MIN = 3
 
 class WorkerConfig(Config, frozen=True, kw_only=True):
     worker_pool: Annotated[
-        str, Meta(min_length=1, description="Commands of this pool are run here.")
+        str,
+        Meta(min_length=1, description="Commands of this pool are run here; cpu,gpu for several."),
     ] = "cpu"
     worker_slots: Annotated[
         int, Meta(gt=0, le=1000, description="Commands that run at the same time.")
     ] = 64
+    worker_pool_runtime: Annotated[
+        str, Meta(description="Another name for NOETL_WORKER_POOL; it counts where both are set.")
+    ] = ""
+    worker_pool_name: Annotated[
+        str, Meta(description="What lists call the pool; by default worker- and the pool.")
+    ] = ""
+    worker_capacity: Annotated[
+        int,
+        Meta(ge=0, le=1000, description="Another name for NOETL_WORKER_SLOTS; 0 leaves it."),
+    ] = 0
+    worker_labels: Annotated[
+        tuple[str, ...], Meta(description="What this worker has, such as gpu,zone=eu.")
+    ] = ()
+    worker_tool_slots: Annotated[
+        tuple[str, ...],
+        Meta(description="Calls of a tool that run at the same time, such as python=2,http=50."),
+    ] = ()
+    worker_heartbeat_interval: Annotated[
+        float, Meta(gt=0, le=30, description="Seconds between two reports of its capacity.")
+    ] = 5.0
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a command stays ours without a heartbeat.")
     ] = 60.0
@@ -63,9 +85,42 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
         str, Meta(description="Opens credentials: 32 bytes in base64; empty for none.")
     ] = ""
 
+    @property
+    def pool(self) -> str:
+        return self.worker_pool_runtime or self.worker_pool
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part.strip() for part in self.pool.split(",")))
+
+    @property
+    def slots(self) -> int:
+        return self.worker_capacity or self.worker_slots
+
+
+def labels_of(config: WorkerConfig) -> dict[str, str]:
+    """`gpu,zone=eu` is {"gpu": "true", "zone": "eu"}; the pool is a label, too."""
+    name = config.worker_pool_name or f"worker-{config.pool}"
+    return own_labels(config) | {POOL_LABEL: ",".join(config.pools), "pool_name": name}
+
+
+def own_labels(config: WorkerConfig) -> dict[str, str]:
+    pairs = (label.partition("=") for label in config.worker_labels)
+    return {name.strip(): value.strip() or "true" for name, _, value in pairs}
+
 
 def check_config(config: WorkerConfig) -> None:
-    """What two fields must be to each other."""
+    """What two fields must be to each other, and what is in a text."""
+    for pool in config.pools:
+        if not POOL_NAME.fullmatch(pool):
+            raise ConfigError(
+                f"NOETL_WORKER_POOL={config.pool!r}: a pool is a name of letters, digits, - and _"
+            )
+    for name, value in own_labels(config).items():
+        if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
+            raise ConfigError(
+                f"NOETL_WORKER_LABELS: {name}={value} is no label such as gpu=true or zone=eu"
+            )
     if config.heartbeat_seconds * _HEARTBEATS_PER_LEASE_MIN > config.lease_seconds:
         raise ConfigError(
             f"NOETL_LEASE_SECONDS={config.lease_seconds}: must be at least "

@@ -15,6 +15,7 @@ import structlog
 import uvloop
 
 from noetl_core.domain.ids import WorkerId
+from noetl_core.process.complaint import Complaint
 from noetl_core.process.resilience import backoff_seconds
 from noetl_core.store import command
 from noetl_core.store.command import CommandKey
@@ -55,6 +56,7 @@ class Heartbeat:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._is_asked = False
+        self._complaint = Complaint()
 
     def start(self) -> None:
         self._thread.start()
@@ -84,7 +86,6 @@ class Heartbeat:
 
     async def _beat_on(self) -> None:
         self._own_loop = asyncio.get_running_loop()
-        failures = 0
         while not self._is_stopping:
             try:
                 await self._beat_while_connected()
@@ -93,9 +94,11 @@ class Heartbeat:
                     # Without heartbeats this worker is of no use: it must die, and visibly.
                     self._worker_loop.call_soon_threadsafe(self._died.set_exception, error)
                     return
-                failures += 1
-                log.warning("heartbeat.delayed", failures=failures, error=str(error))
-                await self._wait(backoff_seconds(failures))
+                # What runs goes on: the leases last a while, and nobody takes it from us before.
+                if self._complaint.failed():
+                    failures = self._complaint.failures
+                    log.warning("heartbeat.delayed", failures=failures, error=str(error))
+                await self._wait(backoff_seconds(self._complaint.failures))
 
     async def _beat_while_connected(self) -> None:
         async with open_pool(
@@ -103,6 +106,8 @@ class Heartbeat:
         ) as pool:
             while not self._is_stopping:
                 await self._beat(pool)
+                if failures := self._complaint.recovered():
+                    log.info("heartbeat.recovered", failures=failures)
                 await self._wait(self._heartbeat_seconds)
 
     async def _beat(self, pool: Pool) -> None:

@@ -9,6 +9,9 @@ wake-up costs at most the poll.
 """
 
 import asyncio
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import structlog
 
@@ -16,8 +19,9 @@ from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ShardId, WorkerId
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.subjects import any_pool_wake, pool_wake, worker_wake
+from noetl_core.wire.subjects import any_pool_wake, any_worker_wake, pool_wake
 from noetl_worker.metrics import TALLY
+from noetl_worker.tool_slots import ToolSlots
 from noetl_worker.work import Work
 
 BURST_MIN = 8
@@ -35,7 +39,9 @@ class Leaser:
         bus: Bus,
         *,
         worker_id: WorkerId,
-        pool_name: str,
+        pools: Sequence[str],
+        offers: Collection[str],
+        tool_slots: ToolSlots,
         lease_seconds: float,
         poll_seconds: float,
         poll_away_seconds: float,
@@ -44,33 +50,41 @@ class Leaser:
         self._pool = pool
         self._bus = bus
         self._worker_id = worker_id
-        self._pool_name = pool_name
+        self._pools = deque(pools)
+        self._offers = frozenset(offers)
+        self._tool_slots = tool_slots
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
         self._poll_away_seconds = poll_away_seconds
         self._work = work
         self._burst = BURST_MIN
         self.wake = asyncio.Event()
-        self._announced = 0
+        self._announced: Counter[str] = Counter()
         self._is_hungry = False
         self._timer: asyncio.Handle | None = None
         self._look_at = 0.0
 
     async def listen(self) -> None:
-        group = f"workers-{self._pool_name}"
-        await self._bus.subscribe(any_pool_wake(self._pool_name), self.heard, queue=group)
-        await self._bus.subscribe(worker_wake(self._worker_id), self.heard)
+        for pool in self._pools:
+            heard = partial(self.heard, pool)
+            await self._bus.subscribe(any_pool_wake(pool), heard, queue=f"workers-{pool}")
+        await self._bus.subscribe(any_worker_wake(self._worker_id), self.heard_by_name)
 
-    async def heard(self, body: bytes) -> None:
+    async def heard(self, pool: str, body: bytes) -> None:
         """There is work. The body says how much, in digits."""
         count = int(body) if body.isdigit() else 1
         if self._work.free_slots() > 0:
-            self._announced += count
+            self._announced[pool] += count
             self.wake.set()
         else:
             # Half of it: among busy workers a wake-up dies out after a few hops, and the first
             # that has a slot again finds the rows anyway.
-            await self._pass_on(count // 2)
+            await self._pass_on(pool, count // 2)
+
+    async def heard_by_name(self, _body: bytes) -> None:
+        """There is work for us above all: it waits for a slot here, nobody else is told."""
+        self._is_hungry = True
+        self.wake.set()
 
     def slot_freed(self) -> None:
         if self._is_hungry:
@@ -82,26 +96,34 @@ class Leaser:
         if free <= 0:
             self._is_hungry = True
             return False
-        limit = min(free, self._next_burst())
-        announced, self._announced = self._announced, 0
+        full = self._tool_slots.full()
+        limit = min(free, self._next_burst(), self._tool_slots.most_at_once() or free)
+        announced, self._announced = self._announced, Counter()
         leased = await command.lease(
             self._pool,
             self._worker_id,
-            [self._pool_name],
+            list(self._pools),
             limit=limit,
             lease_seconds=self._lease_seconds,
+            offers=list(self._offers - full if full else self._offers),
         )
-        self._is_hungry = len(leased) == limit
+        # The next look begins with another pool: none of ours starves behind a busy one.
+        self._pools.rotate(-1)
         for each in leased:
             self._work.begin(each)
+            announced[each.pool] -= 1
         TALLY.leased += len(leased)
-        if not self._is_hungry:
+        is_filled = len(leased) == limit
+        # What the tool of a command has no slot for may be all that is there.
+        self._is_hungry = is_filled or bool(full)
+        if not is_filled:
             await self._plan_next_look(found=bool(leased))
         elif limit == free:
-            await self._pass_on(announced - len(leased))
+            for pool, count in announced.items():
+                await self._pass_on(pool, count)
         else:
-            self._announced += max(0, announced - len(leased))
-        return self._is_hungry and limit < free
+            self._announced += announced
+        return is_filled and limit < free
 
     def _next_burst(self) -> int:
         """Much at once where everything is over at once; else a little, and then a second look.
@@ -113,16 +135,16 @@ class Leaser:
         self._burst = min(self._burst, BURST_MAX)
         return self._burst
 
-    async def _pass_on(self, count: int) -> None:
+    async def _pass_on(self, pool: str, count: int) -> None:
         if count > 0:
-            await self._bus.wake(pool_wake(_ANY_SHARD, self._pool_name), b"%d" % count)
+            await self._bus.wake(pool_wake(_ANY_SHARD, pool), b"%d" % count)
 
     async def _plan_next_look(self, *, found: bool) -> None:
         if found or not self._bus.is_connected:
             self._look_in(self._poll_away_seconds)
             return
         ready_in = await command.next_available(
-            self._pool, [self._pool_name], within_seconds=self._poll_seconds
+            self._pool, list(self._pools), within_seconds=self._poll_seconds
         )
         if ready_in is not None:
             self._look_in(ready_in)

@@ -4,20 +4,24 @@ Publishes what happened on noetl.events, or writes it to noetl.inbox when NATS i
 nothing.
 """
 
-import re
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
-from noetl_core.domain.ids import WorkerId
+from noetl_core.domain.ids import WorkerId, worker_id_of
+from noetl_core.domain.workers import TOOL_SLOTS_LABEL, offers_of
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.telemetry import spans
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool, open_pool
+from noetl_worker.capacity import ToolPool, capacity_report
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.chunks import Send
-from noetl_worker.config import WorkerConfig, check_config
+from noetl_worker.config import WorkerConfig, check_config, labels_of
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
@@ -28,6 +32,7 @@ from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
 from noetl_worker.plan import Plans
 from noetl_worker.sink import Sinks
+from noetl_worker.tool_slots import ToolSlots, read_tool_slots
 from noetl_worker.tools.approval import ApprovalTool
 from noetl_worker.tools.duckdb import DuckdbTool
 from noetl_worker.tools.duckdb_session import Settings
@@ -41,6 +46,7 @@ from noetl_worker.tools.registry import Registry, closing, with_plugins
 from noetl_worker.tools.shell import ShellTool
 from noetl_worker.tools.tool import Tool
 from noetl_worker.tools.wait import WaitTool
+from noetl_worker.tracing import CommandSpans
 from noetl_worker.work import Work
 
 POOL_SIZE_MAX = 4
@@ -52,34 +58,40 @@ async def start(service: Service[WorkerConfig]) -> None:
     hide_environment()
     pool = await service.open(_open_pool(config))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
+    children = _children(config)
+    plans = Plans(pool)
+    waiting: list[Tool] = [PlaybookTool(pool, plans), WaitTool(), ApprovalTool()]
+    duckdb = _duckdb(config)
+    built_in = [*_built_in(config, children), duckdb, *waiting]
+    tools = await service.open(closing(with_plugins(built_in)))
+    limits = read_tool_slots(config.worker_tool_slots, tools.kinds)
+    tool_slots = ToolSlots(limits)
     member = await service.open(
         join_runtime(
             service,
             pool,
             kind="worker",
-            capacity=config.worker_slots,
-            labels={"pool": config.worker_pool},
+            capacity=config.slots,
+            labels=labels_of(config) | _limit_label(limits),
+            capabilities=tools.kinds,
+            heartbeat_seconds=config.worker_heartbeat_interval,
         )
     )
     worker_id = worker_id_of(member.name)
     await command.give_up_all(pool, worker_id)
-    children = ChildPool(
-        size=config.python_processes,
-        memory_mb=config.python_memory_mb,
-        cpu_seconds=config.python_cpu_seconds,
-    )
-    plans = Plans(pool)
-    waiting: list[Tool] = [PlaybookTool(pool, plans), WaitTool(), ApprovalTool()]
-    built_in = [*_built_in(config, children), *waiting]
-    tools = await service.open(closing(with_plugins(built_in)))
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
     work = Work(
         held,
         outbox,
-        _performer(config, pool, worker_id, tools, plans, outbox.send_chunk),
-        slots=config.worker_slots,
+        _performer(config, pool, worker_id, tools, plans, outbox.send_chunk, tool_slots),
+        slots=config.slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
+        tool_slots=tool_slots,
+    )
+    pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb}
+    member.report = partial(
+        capacity_report, work, held, slots=config.slots, tools=pools, limits=tool_slots
     )
     heartbeat = await service.open(
         beating(
@@ -95,7 +107,9 @@ async def start(service: Service[WorkerConfig]) -> None:
         pool,
         bus,
         worker_id=worker_id,
-        pool_name=config.worker_pool,
+        pools=config.pools,
+        offers=offers_of(labels_of(config), tools.kinds),
+        tool_slots=tool_slots,
         lease_seconds=config.lease_seconds,
         poll_seconds=config.poll_seconds,
         poll_away_seconds=config.poll_away_seconds,
@@ -123,12 +137,24 @@ def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:
     )
 
 
-def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
-    duckdb_settings = Settings(
+def _children(config: WorkerConfig) -> ChildPool:
+    return ChildPool(
+        size=config.python_processes,
+        memory_mb=config.python_memory_mb,
+        cpu_seconds=config.python_cpu_seconds,
+    )
+
+
+def _duckdb(config: WorkerConfig) -> DuckdbTool:
+    settings = Settings(
         memory_mb=config.duckdb_memory_mb,
         threads=config.duckdb_threads,
         extension_dir=config.duckdb_extension_dir,
     )
+    return DuckdbTool(settings, calls_max=config.duckdb_calls)
+
+
+def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
     return [
         NoopTool(),
         FailTool(),
@@ -136,7 +162,6 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
         ShellTool(memory_mb=config.shell_memory_mb, cpu_seconds=config.shell_cpu_seconds),
         HttpTool(),
         PostgresTool(),
-        DuckdbTool(duckdb_settings, calls_max=config.duckdb_calls),
     ]
 
 
@@ -147,25 +172,32 @@ def _performer(
     tools: Registry,
     plans: Plans,
     send_chunk: Send,
+    tool_slots: ToolSlots,
 ) -> Performer:
     keyring = load_keyring(config.encryption_key) if config.encryption_key else None
+    told = spans("worker")
     return Performer(
         pool,
         worker_id=worker_id,
         plans=plans,
         results=ResultStore(
-            store_dir=config.store_dir, cache_bytes=config.result_cache_mb * 1024 * 1024
+            store_dir=config.store_dir,
+            archive_dir=config.archive_dir,
+            cache_bytes=config.result_cache_mb * 1024 * 1024,
         ),
         tools=tools,
         credentials=Credentials(pool, keyring),
         sink=Sinks(tools),
         send_chunk=send_chunk,
+        tool_slots=tool_slots,
+        spans=None if told is None else CommandSpans(told),
     )
 
 
-def worker_id_of(instance: str) -> WorkerId:
-    """The name as one token of a NATS subject."""
-    return WorkerId(re.sub(r"[^\w-]", "-", instance))
+def _limit_label(limits: Mapping[str, int]) -> dict[str, str]:
+    """The broker reads it: the queue must know which commands need a tool that is limited."""
+    text = ",".join(f"{kind}={limit}" for kind, limit in limits.items())
+    return {TOOL_SLOTS_LABEL: text} if limits else {}
 
 
 SERVICE = Part("worker", WorkerConfig, start)

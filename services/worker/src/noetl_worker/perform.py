@@ -47,8 +47,10 @@ from noetl_worker.patience import patiently
 from noetl_worker.persist import persist, persist_chunk, persist_parked, store_problem
 from noetl_worker.pipeline import Ended, Pipeline
 from noetl_worker.plan import Plans, StepPlan, TaskPlan
+from noetl_worker.tool_slots import ToolSlots
 from noetl_worker.tools.registry import Registry
 from noetl_worker.tools.tool import ToolCall, ToolFailedError, ToolParked, ToolResult
+from noetl_worker.tracing import CommandSpans
 
 log = structlog.get_logger()
 
@@ -79,7 +81,11 @@ class Performer:
         credentials: Credentials,
         sink: Sink | None = None,
         send_chunk: Send | None = None,
+        tool_slots: ToolSlots | None = None,
+        spans: CommandSpans | None = None,
     ) -> None:
+        self._spans = spans
+        self._tool_slots = tool_slots or ToolSlots({})
         self._sink = sink
         self._send_chunk = send_chunk or partial(inbox.put_durably, pool)
         self._pool = pool
@@ -90,6 +96,14 @@ class Performer:
         self._credentials = credentials
 
     async def perform(self, leased: Leased) -> Done | Failed | Parked:
+        if self._spans is None:
+            return await self._outcome(leased)
+        begun_ns = time.time_ns()
+        message = await self._outcome(leased)
+        self._spans.tell(leased, message, begun_ns=begun_ns)
+        return message
+
+    async def _outcome(self, leased: Leased) -> Done | Failed | Parked:
         started = time.perf_counter()
         try:
             return await self._perform(leased, started)
@@ -169,7 +183,7 @@ class Performer:
 
     def _runner(self, leased: Leased, names: Names, chunks: Chunks | None) -> "_ToolRunner":
         results = _Results(self, leased.execution_id)
-        return _ToolRunner(leased, names, self._tools, results, chunks)
+        return _ToolRunner(leased, names, self._tools, results, chunks, self._tool_slots)
 
     def _chunks(self, leased: Leased, brief: Brief, plan: StepPlan) -> Chunks:
         store = partial(persist_chunk, self._results, leased, self._worker_id, plan)
@@ -244,7 +258,9 @@ class _ToolRunner:
         tools: Registry,
         results: _Results,
         chunks: Chunks | None,
+        tool_slots: ToolSlots,
     ) -> None:
+        self._tool_slots = tool_slots
         self._leased = leased
         self._results = results
         self._names = names
@@ -261,7 +277,7 @@ class _ToolRunner:
             raise ToolFailedError(ToolError(kind="not_found", code="NO_TOOL", message=message))
         call = self._call(task, config, given, attempt)
         try:
-            async with asyncio.timeout(call.timeout_s):
+            async with self._tool_slots.gate(kind), asyncio.timeout(call.timeout_s):
                 result = await tool.run(call)
         except TimeoutError:
             if call.timeout_s is None:

@@ -14,6 +14,7 @@ from noetl_worker.emit import Outbox
 from noetl_worker.held import Held
 from noetl_worker.metrics import TALLY
 from noetl_worker.perform import Performer
+from noetl_worker.tool_slots import ToolSlots
 
 log = structlog.get_logger()
 
@@ -27,12 +28,14 @@ class Work:
         *,
         slots: int,
         is_crowded: Callable[[], bool],
+        tool_slots: ToolSlots,
     ) -> None:
         self._held = held
         self._outbox = outbox
         self._performer = performer
         self._slots = slots
         self._is_crowded = is_crowded
+        self._tool_slots = tool_slots
         self.on_slot_freed: Callable[[], None] = _nothing
         self.on_confirmation_wanted: Callable[[], None] = _nothing
 
@@ -46,6 +49,7 @@ class Work:
         return self._held.running == 0
 
     def begin(self, leased: Leased) -> None:
+        self._tool_slots.take(leased.requires)
         task = asyncio.create_task(self._run(leased), name=leased.command_id)
         self._held.add(leased, task)
         self._outbox.claim(leased)
@@ -57,6 +61,7 @@ class Work:
             self._held.drop(leased.key)
             raise
         finally:
+            self._tool_slots.give_back(leased.requires)
             self.on_slot_freed()
         self._outbox.finish(leased, message)
         if isinstance(message, Failed):

@@ -18,6 +18,7 @@ class Name(StrEnum):
     latency = "latency"
     payload = "payload"
     status = "status"
+    compact = "compact"
 
 
 def bench(
@@ -36,14 +37,20 @@ def bench(
     fanout: one execution, N no-op iterations. chain: N no-op steps in a row. many: N executions
     of three steps. latency: one step on an idle system, N times. payload: N tasks of 1 MB each.
     status: N reads of a status with 100,000 executions in the table.
+    compact: N events of an old week archived and dropped.
     """
+    import msgspec
+
     from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.bench.compaction import measure_compaction
     from noetl_cli.bench.measure import measure, table
     from noetl_cli.bench.status_read import measure_status
 
-    figures = run_until_signal(
-        measure_status(n=n, data_dir=data_dir)
-        if name is Name.status
-        else measure(name, n=n, data_dir=data_dir)
-    )
+    figures: msgspec.Struct
+    if name is Name.compact:
+        figures = run_until_signal(measure_compaction(n=n))
+    elif name is Name.status:
+        figures = run_until_signal(measure_status(n=n, data_dir=data_dir))
+    else:
+        figures = run_until_signal(measure(name, n=n, data_dir=data_dir))
     print_answer(figures, as_json=as_json, text=lambda: table(figures))

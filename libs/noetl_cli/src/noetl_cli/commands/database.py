@@ -1,4 +1,4 @@
-"""db migrate, db dump."""
+"""db migrate, db dump, db rebuild-projection."""
 
 # ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
 
@@ -49,3 +49,29 @@ def dump(
     else:
         output.write_text(text, encoding="utf-8")
         say(f"wrote {output}")
+
+
+@app.command("rebuild-projection")
+def rebuild_projection(
+    dsn: Dsn = "",
+    execution: Annotated[
+        int | None, typer.Option(metavar="ID", help="Of this execution alone.", min=1)
+    ] = None,
+) -> None:
+    """Fold the log again and mend every status row that differs. The system may run."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.rebuild import rebuild_all, rebuild_one
+    from noetl_cli.schema import database_of_dev
+    from noetl_core.domain.ids import ExecutionId
+
+    def tell(folded: int, written: int) -> None:
+        say(f"{folded} executions folded, {written} rows written anew")
+
+    database = dsn or database_of_dev()
+    work = (
+        rebuild_all(database, tell)
+        if execution is None
+        else rebuild_one(database, ExecutionId(execution))
+    )
+    done = run_until_signal(work)
+    typer.echo(f"{done.folded} executions folded, {done.written} rows written anew")

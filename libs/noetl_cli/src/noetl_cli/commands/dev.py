@@ -40,6 +40,12 @@ def dev(
     processes: Annotated[
         bool, typer.Option("--processes", help="One process a service instead of one for all.")
     ] = False,
+    brokers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Broker processes, if not 1.")
+    ] = 1,
+    projections: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Projection processes, if not 1.")
+    ] = 1,
     no_restart: Annotated[
         bool, typer.Option("--no-restart", help="Let what dies stay dead.")
     ] = False,
@@ -59,7 +65,10 @@ def dev(
         postgres_dsn=postgres,
         nats_url=nats,
         workers=workers,
-        is_separate=processes,
+        # Several of one service do not fit into one process.
+        is_separate=processes or brokers > 1 or projections > 1,
+        brokers=brokers,
+        projections=projections,
         restarts=not no_restart,
     )
     try:

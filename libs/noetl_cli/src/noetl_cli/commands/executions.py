@@ -1,4 +1,4 @@
-"""run, executions, status, events."""
+"""run, executions, status, events, explain, workers."""
 
 # ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
 
@@ -78,3 +78,19 @@ def events(execution_id: ExecutionId, as_json: Json = False) -> None:
     from noetl_cli.inspect import list_events
 
     run_until_signal(list_events(execution_id, as_json=as_json))
+
+
+def explain(execution_id: ExecutionId, as_json: Json = False) -> None:
+    """Say in plain sentences what an execution waits for, since when, and what would move it."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.inspect import print_explanation
+
+    run_until_signal(print_explanation(execution_id, as_json=as_json))
+
+
+def workers(as_json: Json = False) -> None:
+    """List the workers, and how much of each is in use."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.inspect import list_workers
+
+    run_until_signal(list_workers(as_json=as_json))

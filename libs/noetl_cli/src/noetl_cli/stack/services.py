@@ -29,6 +29,8 @@ def service_programs(
     gateway_port: int,
     workers: int,
     is_separate: bool,
+    brokers: int = 1,
+    projections: int = 1,
 ) -> list[Program]:
     """The first one is, or holds, the gateway. `stack` tells our processes from another stack's."""
 
@@ -38,7 +40,12 @@ def service_programs(
         return _service(name, module, {**environment, "NOETL_INSTANCE": f"{name}-{stack}"})
 
     if is_separate:
-        engine = [service(name, main_of(name)) for name in ENGINE_SERVICES]
+        counts = {"broker": brokers, "projection": projections}
+        engine = [
+            service(each, main_of(name))
+            for name in ENGINE_SERVICES
+            for each in _names(name, counts.get(name, 1))
+        ]
     else:
         engine = [service("engine", "noetl_cli.stack.engine")]
     numbers = range(1, workers + 1)
@@ -47,6 +54,11 @@ def service_programs(
         *engine[1:],
         *(service(f"worker-{n}", main_of("worker")) for n in numbers),
     ]
+
+
+def _names(name: str, count: int) -> list[str]:
+    """broker, broker-2, broker-3: a stack with more of them still has the one of before."""
+    return [name, *(f"{name}-{number}" for number in range(2, count + 1))]
 
 
 def main_of(service: str) -> str:

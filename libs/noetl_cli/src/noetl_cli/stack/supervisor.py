@@ -53,6 +53,8 @@ class StackOptions:
     workers: int = 1
     is_separate: bool = False
     """One process per service, instead of one for all but the workers."""
+    brokers: int = 1
+    projections: int = 1
     restarts: bool = True
     is_discarded: bool = False
     """The data directory is removed afterwards: nothing has to survive, not even a clean stop."""
@@ -147,6 +149,8 @@ class Supervisor:
             gateway_port=self._gateway_port,
             workers=self._options.workers,
             is_separate=self._options.is_separate,
+            brokers=self._options.brokers,
+            projections=self._options.projections,
         )
 
     def _places(self) -> dict[str, str]:

@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from noetl_core.blob.documents import Documents, Wanted, document_in
+from noetl_core.blob.history import History
 from noetl_core.blob.tier import ReferenceNotAvailableError
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId
 from noetl_core.domain.pages import PageRule, collected
 from noetl_core.domain.result_view import value_of
-from noetl_core.store import loop_result, manifest
+from noetl_core.store import manifest
 from noetl_core.store.loop_result import Ended
 from noetl_core.store.manifest import PagePart, SequenceKey
 from noetl_core.store.postgres import Connection, Pool
@@ -33,8 +34,9 @@ class Sized(NamedTuple):
 
 
 class Aggregates:
-    def __init__(self, documents: Documents) -> None:
+    def __init__(self, documents: Documents, history: History) -> None:
         self._documents = documents
+        self._history = history
 
     async def loop(
         self,
@@ -50,11 +52,11 @@ class Aggregates:
         loop_ids = loop.loop_ids if base is None else [loop_id, *loop.loop_ids]
         stop = loop.total
         if stop is None or stop > ITEMS_AT_ONCE:
-            stop = await loop_result.last_index(conn, execution_id, loop_ids) + 1
+            stop = await self._history.last_index(conn, execution_id, loop_ids) + 1
         values: dict[int, Any] = {}
         size = 0
         for start in range(0, stop, ITEMS_AT_ONCE):
-            ended = await loop_result.of_loop(
+            ended = await self._history.of_loop(
                 conn, execution_id, loop_ids, start=start, stop=start + ITEMS_AT_ONCE
             )
             if loop.total is None:

@@ -1,9 +1,12 @@
 """Documents that were read, the least recently used one leaving first, within a bound in bytes."""
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+NEVER_CACHED = sys.maxsize
+"""The size of a document that may be gone tomorrow, so that it is asked for every time."""
 _OVERHEAD_BYTES = 256
 
 

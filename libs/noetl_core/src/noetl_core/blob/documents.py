@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from noetl_core.blob.history import History
 from noetl_core.blob.tier import ReferenceNotAvailableError, Tier
 from noetl_core.domain.ids import ExecutionId, RefId
 from noetl_core.domain.result_view import STEP_DOCUMENT_MEDIA_TYPE, StepDocument
-from noetl_core.store import result_ref
 from noetl_core.store.postgres import Connection, Pool
 from noetl_core.store.result_ref import ResultKey, StoredRow
 
@@ -31,18 +31,20 @@ class Wanted(NamedTuple):
 
 
 class Documents:
-    def __init__(self, tiers: Mapping[str, Tier]) -> None:
+    def __init__(self, tiers: Mapping[str, Tier], history: History) -> None:
         self._tiers = tiers
+        self._history = history
 
     async def find(
         self, conn: Connection | Pool, execution_id: ExecutionId, ref_id: RefId
     ) -> StoredRow:
-        rows = await result_ref.find(conn, execution_id, [ref_id])
+        rows = await self._history.find(conn, execution_id, [ref_id])
         if ref_id not in rows:
             raise _not_stored(execution_id, ref_id)
         return rows[ref_id]
 
     async def read(self, execution_id: ExecutionId, row: StoredRow) -> Any:
+        check_time(execution_id, row)
         if row.inline is not None:
             return document_in(execution_id, row, row.inline)
         tier = self._tiers.get(row.tier)
@@ -72,7 +74,7 @@ class Documents:
     async def stream(self, conn: Connection | Pool, wanted: Sequence[Wanted]) -> AsyncIterator[Any]:
         """The documents in the order they are wanted in; in memory are those of one statement."""
         for batch in _batches(wanted):
-            rows = await result_ref.find_each(conn, batch)
+            rows = await self._history.find_each(conn, batch)
             for key in batch:
                 if key not in rows:
                     raise _not_stored(*key)
@@ -97,7 +99,19 @@ def _not_stored(execution_id: ExecutionId, ref_id: RefId) -> ReferenceNotAvailab
     return ReferenceNotAvailableError(f"result {ref_id} is not stored", execution_id=execution_id)
 
 
+def check_time(execution_id: ExecutionId, row: StoredRow) -> None:
+    """An expired result is gone for its readers at once, and a little later for good."""
+    if row.is_expired:
+        assert row.expires_at is not None
+        raise ReferenceNotAvailableError(
+            f"the result expired at {row.expires_at.isoformat(timespec='seconds')}; "
+            "`output.store.ttl` of its step says how long it is kept",
+            execution_id=execution_id,
+        )
+
+
 def document_in(execution_id: ExecutionId, row: StoredRow, body: bytes) -> Any:
+    check_time(execution_id, row)
     if row.sha256 is not None and hashlib.sha256(body).digest() != row.sha256:
         raise ReferenceNotAvailableError(
             f"the bytes of {row.uri or 'an inline result'} are not those that were stored",

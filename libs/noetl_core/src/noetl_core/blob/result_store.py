@@ -11,6 +11,7 @@ tier before `put` returns. What `get` gives may be shared with others: read it, 
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +21,11 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from noetl_core.blob.aggregates import Aggregates
-from noetl_core.blob.cache import DocumentCache
+from noetl_core.blob.cache import NEVER_CACHED, DocumentCache
 from noetl_core.blob.documents import JSON, Documents, decoded
 from noetl_core.blob.file_tier import FileTier
+from noetl_core.blob.history import History, archive_dir_in
+from noetl_core.blob.metrics import RESOLVE_MS
 from noetl_core.blob.tier import ReferenceNotAvailableError, ResultTooLargeError, Tier
 from noetl_core.domain.envelope import INLINE_BYTES_MAX, Reference
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId
@@ -50,13 +53,20 @@ class Resolved(NamedTuple):
 
 
 class ResultStore:
-    def __init__(self, *, store_dir: str = "", cache_bytes: int = CACHE_BYTES_DEFAULT) -> None:
+    def __init__(
+        self,
+        *,
+        store_dir: str = "",
+        archive_dir: str = "",
+        cache_bytes: int = CACHE_BYTES_DEFAULT,
+    ) -> None:
         self._large: Tier | None = FileTier(store_dir) if store_dir else None
         self._tiers: dict[str, Tier] = (
             {} if self._large is None else {self._large.name: self._large}
         )
-        self._documents = Documents(self._tiers)
-        self._aggregates = Aggregates(self._documents)
+        self.history = History(archive_dir or archive_dir_in(store_dir))
+        self._documents = Documents(self._tiers, self.history)
+        self._aggregates = Aggregates(self._documents, self.history)
         self._cache = DocumentCache(cache_bytes)
         self._reading: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
@@ -108,11 +118,19 @@ class ResultStore:
         if reference.type == "pages":
             return await self.pages(conn, owner, EventId(reference.ref_id))
 
-        async def read() -> tuple[Any, int]:
-            row = await self._documents.find(conn, owner, reference.ref_id)
-            return await self._documents.read(owner, row), row.size
+        tier = "cache"
 
-        return await self._once((owner, reference.ref_id), read)
+        async def read() -> tuple[Any, int]:
+            nonlocal tier
+            row = await self._documents.find(conn, owner, reference.ref_id)
+            tier = row.tier
+            size = row.size if row.expires_at is None else NEVER_CACHED
+            return await self._documents.read(owner, row), size
+
+        begun = time.perf_counter()
+        document = await self._once((owner, reference.ref_id), read)
+        RESOLVE_MS.record((time.perf_counter() - begun) * 1000, {"tier": tier})
+        return document
 
     async def values(
         self, conn: Connection | Pool, execution_id: ExecutionId, references: Sequence[Reference]

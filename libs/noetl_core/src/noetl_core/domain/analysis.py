@@ -6,9 +6,9 @@ Two questions, each answered once per playbook:
 - `pushed_paths`: which fields of a result does the broker route on? The worker puts those into the
   envelope, and the broker decides without the payload.
 
-Templates of a step run in two places. `loop.in`, admission, `retry`, the step's `set` and its arcs
-are the broker's; everything about the tool, `input`, `sink` and the claim of a cursor is the
-worker's.
+Templates of a step run in two places. `loop.in`, admission, placement, `retry`, the step's `set`
+and its arcs are the broker's; everything about the tool, `input`, `sink` and the claim of a cursor
+is the worker's.
 """
 
 from collections.abc import Iterator
@@ -110,6 +110,9 @@ def sites_of(step: Step) -> Iterator[Site]:
     yield Site(step, "input", step.input, "worker")
     for number, rule in enumerate(step.spec.policy.admit):
         yield Site(step, f"spec.policy.admit.rules[{number}].when", rule.when, "broker")
+    if step.spec.placement is not None:
+        yield Site(step, "spec.placement.worker", step.spec.placement.worker, "broker")
+        yield Site(step, "spec.placement.affinity", step.spec.placement.affinity, "broker")
     if step.loop is not None:
         yield from _loop_sites(step, step.loop)
     for task in step.tool:

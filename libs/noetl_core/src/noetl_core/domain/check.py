@@ -32,7 +32,8 @@ from noetl_core.domain.tools import TOOLS
 
 ITERATION_FIELDS = frozenset({"index", "first", "last", "parent"})
 
-_BEFORE_THE_STEP = ("loop.in", "spec.policy.admit")
+_PLACEMENT = "spec.placement"
+_BEFORE_THE_STEP = ("loop.in", "spec.policy.admit", _PLACEMENT)
 _AFTER_THE_STEP = RESPONSE_ROOTS | {"event", "error", "fanin"}
 _TEMPLATE_IN_CODE = re.compile(r"\{\{\s*(workload|ctx|iter|input|output|keychain)\.")
 
@@ -161,6 +162,8 @@ def _broker_roots(site: Site) -> frozenset[str]:
     """Names of the worker that some templates of the broker have too."""
     if site.field.startswith("retry."):
         return RETRY_ROOTS
+    if site.field.startswith(_PLACEMENT):
+        return frozenset({"input", "iter"})
     return frozenset({"input"}) if site.field.startswith(_BEFORE_THE_STEP) else frozenset()
 
 
@@ -176,6 +179,8 @@ def _bare_doubt(playbook: Playbook, site: Site, name: str) -> Problem | None:
     there = _names_there(site) if site.side == "worker" or is_retry else set()
     if site.side == "worker" or site.field.startswith(_BEFORE_THE_STEP):
         there |= _brought(playbook, site.step)
+    if site.field.startswith(_PLACEMENT) and site.step.loop is not None:
+        there.add(site.step.loop.iterator)
     if name in shared or name in there:
         return None
     if name in _own_names(site.step) and site.side == "broker":

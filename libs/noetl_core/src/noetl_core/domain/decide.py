@@ -65,8 +65,9 @@ from noetl_core.domain.outcome import (
     pages_collected,
     parent_of,
 )
+from noetl_core.domain.placement import targeted
 from noetl_core.domain.playbook import Playbook, Step
-from noetl_core.domain.retry import circuit_delay, judged
+from noetl_core.domain.retry import abort, circuit_delay, judged
 from noetl_core.domain.route import (
     Outcome,
     is_admitted,
@@ -146,6 +147,9 @@ def follow(
     is yielded must be loaded into `known` before the next item is asked for.
     """
     event_id = EventId(next(ids))
+    known.previous = (
+        fact.worker_id if isinstance(fact, CallDone | CallFailed | CallPartial) else None
+    )
     fact = yield from _asking(lambda: judged(playbook, state, fact, event_id, known))
     undecided: list[Event] = []
     decisions: tuple[Decision, ...] = (Decision(fact),)
@@ -199,7 +203,7 @@ def _begin(
     except TemplateError as error:
         return (_fail(playbook, state, fact, template_failure(error), known),)
     if step.tool:
-        return (Decision(issue(step, fact.visit, Again(attempt=1))),)
+        return _issued(playbook, state, issue(step, fact.visit, Again(attempt=1)), known)
     return _leave(playbook, state, fact, no_outcome(state, fact), known)
 
 
@@ -237,7 +241,7 @@ def _after_attempt(
             loop_id=fact.loop_id,
             parent_event_id=event_id,
         )
-        return (Decision(following),)
+        return _issued(playbook, state, following, known, after=fact)
     if isinstance(fact, CallDone) and step.retry.on_success is not None:
         return (Decision(pages_collected(step, fact, event_id)),)
     if fact.iter_index is not None:
@@ -268,7 +272,36 @@ def _advance(
 ) -> tuple[Decision, ...]:
     loop = loop_of(state, step, visit)
     delay_s = circuit_delay(state, step, minted_at_ms(event_id))
-    return _all(advance_loop(playbook.steps[step], visit, loop, known, delay_s=delay_s))
+    facts = advance_loop(playbook.steps[step], visit, loop, known, delay_s=delay_s)
+    if playbook.steps[step].spec.placement is None:
+        return _all(facts)
+    decisions: list[Decision] = []
+    for fact in facts:
+        if not isinstance(fact, CommandIssued):
+            decisions.append(Decision(fact))
+            continue
+        (decision,) = _issued(playbook, state, fact, known)
+        if isinstance(decision.fact, StepAborted):
+            return (decision,)  # nothing that was to be issued with it is
+        decisions.append(decision)
+    return tuple(decisions)
+
+
+def _issued(
+    playbook: Playbook,
+    state: ExecutionState,
+    issued: CommandIssued,
+    known: Known,
+    *,
+    after: AnyFact | None = None,
+) -> tuple[Decision]:
+    """The command, meant for the worker that the step's placement asks for."""
+    if playbook.steps[issued.step].spec.placement is None:
+        return (Decision(issued),)
+    try:
+        return (Decision(targeted(playbook, state, issued, known, after=after)),)
+    except TemplateError as error:
+        return (Decision(abort(state, issued.step, issued.visit, template_failure(error))),)
 
 
 def _fail(

@@ -116,6 +116,9 @@ class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
     chunks: int = 0
     parent_event_id: EventId | None = None
     """The end of the attempt or page before this one."""
+    target_worker: WorkerId | None = None
+    """Only this worker may take it during the first `target_s` seconds."""
+    target_s: float = 0.0
 
 
 class ShardEnqueued(Fact, frozen=True, kw_only=True, tag="loop.shard.enqueued"):

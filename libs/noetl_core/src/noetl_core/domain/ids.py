@@ -17,9 +17,15 @@ StepName = NewType("StepName", str)
 CommandId = NewType("CommandId", str)
 VisitId = NewType("VisitId", str)
 
+_NO_TOKEN = re.compile(r"[^\w-]")
 _COMMAND = re.compile(
     r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?(?:@(?P<page>\d+))?#(?P<attempt>\d+)"
 )
+
+
+def worker_id_of(instance: str) -> WorkerId:
+    """The name of a worker's process as one token of a NATS subject."""
+    return WorkerId(_NO_TOKEN.sub("-", instance))
 
 
 class CommandParts(NamedTuple):

@@ -45,6 +45,7 @@ from noetl_core.domain.parse_tool import TASKS_MAX
 from noetl_core.domain.playbook import (
     PAGES_DEFAULT,
     PATH_LENGTH_MAX,
+    PLACEMENT_WAIT_DEFAULT,
     POOL_DEFAULT,
     RETRY_ATTEMPTS_DEFAULT,
     SHARD_RETRIES_DEFAULT,
@@ -62,6 +63,7 @@ from noetl_core.domain.playbook import (
     Store,
 )
 from noetl_core.domain.tools import PARKED_KINDS
+from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_NAME
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -191,7 +193,7 @@ def _step_spec() -> Schema:
     fields = {
         "timeout": seconds("How long the whole step may take, retries and waiting included."),
         "pool": text(
-            "Which workers run it.", pattern="^[A-Za-z0-9_-]{1,64}$", default=POOL_DEFAULT
+            "Which workers run it.", pattern=f"^{POOL_NAME.pattern}$", default=POOL_DEFAULT
         ),
         "join": choice(
             "`all`: runs once, when no other branch can still come here. `any`: runs for each "
@@ -208,8 +210,33 @@ def _step_spec() -> Schema:
         "policy": _step_policy(),
         "loop_mode": choice("The mode of the step's loop.", ExecutorSpec, "loop_mode"),
         "fanout": section("How a loop of mode `fanout` treats failures.", fanout),
+        "placement": _placement(),
     }
     return section("How the step is run.", fields)
+
+
+def _placement() -> Schema:
+    fields = {
+        "labels": {
+            **data("What a worker must have: it never gets a command whose labels it lacks."),
+            "propertyNames": {"pattern": f"^{LABEL_NAME.pattern}$"},
+            "additionalProperties": {
+                "type": ["string", "number", "boolean"],
+                "pattern": f"^{LABEL_VALUE.pattern}$",
+            },
+        },
+        "worker": text("The worker that is meant, by its name; a template may give it."),
+        "affinity": text(
+            "A key, usually a template: equal keys go to the same worker. `previous` is the worker "
+            "whose result led here."
+        ),
+        "wait": seconds(
+            "How long only that worker may take a command; then any worker of the pool may.",
+            default=PLACEMENT_WAIT_DEFAULT,
+        ),
+    }
+    both = {"allOf": [given("worker"), given("affinity")]}
+    return section("Which workers of the pool run it.", fields, **{"not": both})
 
 
 def _step_policy() -> Schema:

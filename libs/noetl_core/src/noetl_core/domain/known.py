@@ -6,7 +6,8 @@ import msgspec
 
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ReferenceNeeded
-from noetl_core.domain.ids import LoopId, RefId
+from noetl_core.domain.ids import LoopId, RefId, WorkerId
+from noetl_core.domain.workers import NOBODY, Workers
 
 
 class Known(msgspec.Struct):
@@ -18,6 +19,10 @@ class Known(msgspec.Struct):
     """Results of loops, in the order of their items."""
     undone: dict[LoopId, list[int]] = {}
     """By activation of a loop: the items that have not ended well."""
+    workers: Workers = NOBODY
+    """Who could take a command that is issued now."""
+    previous: WorkerId | None = None
+    """The worker whose result is being followed up."""
 
     def document(self, envelope: Envelope | None) -> Any:
         """The payload behind an envelope; None when it is void."""

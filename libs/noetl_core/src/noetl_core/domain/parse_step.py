@@ -23,6 +23,7 @@ from noetl_core.domain.playbook import (
     CURSOR_SLOTS_DEFAULT,
     FANOUT_WINDOW_DEFAULT,
     MAX_IN_FLIGHT_DEFAULT,
+    PLACEMENT_WAIT_DEFAULT,
     POOL_DEFAULT,
     SHARD_RETRIES_DEFAULT,
     AdmitRule,
@@ -37,6 +38,7 @@ from noetl_core.domain.playbook import (
     LoopSpec,
     Next,
     NextSpec,
+    Placement,
     Step,
     StepPolicy,
     StepSpec,
@@ -45,6 +47,7 @@ from noetl_core.domain.playbook import (
 from noetl_core.domain.reader import Fields, Report, guard_text
 from noetl_core.domain.template import GLOBAL_NAMES, is_template
 from noetl_core.domain.tools import PARKED_KINDS
+from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_NAME
 from noetl_core.domain.yaml_tree import Mapping, Node, Scalar, data_of
 
 MAX_IN_FLIGHT_MAX = 10_000
@@ -62,7 +65,6 @@ _STEP_KEYS = (
     *("step", "desc", "spec", "input", "loop", "tool", "retry", "sink", "output", "set", "next"),
 )
 _NEXT_SHAPE = "write `next: {arcs: [{step: NAME}]}`"
-_POOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -108,7 +110,10 @@ class _StepReader:
         fields = self._fields
         spec = fields.section(
             "spec",
-            known=("timeout", "pool", "join", "priority", "policy", "loop_mode", "fanout"),
+            known=(
+                *("timeout", "pool", "join", "priority", "policy", "loop_mode", "fanout"),
+                "placement",
+            ),
         )
         policy = spec.section("policy", known=("failure", "rules", "admit"))
         for name in ("input", "set", "retry", "sink"):
@@ -130,7 +135,7 @@ class _StepReader:
     def _spec(self, spec: Fields, policy: Fields) -> StepSpec:
         failure = policy.section("failure", known=("mode",))
         pool = spec.text("pool", POOL_DEFAULT)
-        if not _POOL.fullmatch(pool):
+        if not POOL_NAME.fullmatch(pool):
             spec.wrong("pool", "a name of letters, digits, `-` and `_`")
         return StepSpec(
             timeout_s=spec.seconds("timeout"),
@@ -142,6 +147,26 @@ class _StepReader:
                 admit=self._admit(policy),
             ),
             fanout=self._fanout(spec),
+            placement=self._placement(spec),
+        )
+
+    def _placement(self, spec: Fields) -> Placement | None:
+        if spec.get("placement") is None:
+            return None
+        names = ("labels", "worker", "affinity", "wait")
+        fields = spec.section("placement", known=names)
+        for name in ("worker", "affinity"):
+            self._remember(f"spec.placement.{name}", fields.get(name))
+        if fields.get("worker") is not None and fields.get("affinity") is not None:
+            hint = "`worker` names the one that is meant, `affinity` a key that finds one"
+            message = "`placement` has either `worker` or `affinity`"
+            self._report.add(fields.node, message, key="affinity", hint=hint)
+        wait_s = fields.seconds("wait", PLACEMENT_WAIT_DEFAULT)
+        return Placement(
+            labels=_labels(fields),
+            worker=fields.text("worker") or None,
+            affinity=fields.text("affinity") or None,
+            wait_s=PLACEMENT_WAIT_DEFAULT if wait_s is None else wait_s,
         )
 
     def _fanout(self, spec: Fields) -> Fanout:
@@ -315,6 +340,31 @@ class _StepReader:
     def _remember(self, field: str, node: Node | None) -> None:
         if node is not None:
             self._places.setdefault((self._name, field), node)
+
+
+def _labels(placement: Fields) -> dict[str, str]:
+    """`gpu: true` and `gpu: "true"` are the same label."""
+    node = placement.get("labels")
+    if node is not None and not isinstance(node, Mapping):
+        placement.wrong("labels", "a mapping such as {gpu: true}")
+        return {}
+    labels: dict[str, str] = {}
+    for name, value in (node.items if node is not None else {}).items():
+        text = _label_value(value)
+        if text is None or not LABEL_NAME.fullmatch(name):
+            message = f"`{name}` is no label: it has a plain name and a plain value"
+            hint = "a name of letters, digits, `.`, `/`, `-` and `_`, a value without `,` and `=`"
+            placement.report.add(value, message, key=name, hint=hint)
+        else:
+            labels[name] = text
+    return labels
+
+
+def _label_value(node: Node) -> str | None:
+    if not isinstance(node, Scalar) or node.value is None:
+        return None
+    text = str(node.value).lower() if isinstance(node.value, bool) else node.text
+    return text if LABEL_VALUE.fullmatch(text) else None
 
 
 _WINDOWS = {"fanout": FANOUT_WINDOW_DEFAULT, "cursor": CURSOR_SLOTS_DEFAULT}

@@ -19,6 +19,7 @@ SHARD_RETRIES_DEFAULT = 2
 PAGES_DEFAULT = 100
 RETRY_ATTEMPTS_DEFAULT = 3
 POOL_DEFAULT = "cpu"
+PLACEMENT_WAIT_DEFAULT = 30.0
 
 LoopMode = Literal["sequential", "parallel", "fanout"]
 
@@ -209,6 +210,19 @@ class Fanout(Model, frozen=True, kw_only=True):
     allow_partial: bool = True
 
 
+class Placement(Model, frozen=True, kw_only=True):
+    """Which workers of the pool run a step: a condition (`labels`) and a wish (the rest).
+
+    `affinity` is a key, and equal keys go to the same worker; `previous` is the worker whose result
+    led to the step. For `wait_s` only the worker that is wished for may take a command.
+    """
+
+    labels: dict[str, str] = {}
+    worker: str | None = None
+    affinity: str | None = None
+    wait_s: float = PLACEMENT_WAIT_DEFAULT
+
+
 class StepSpec(Model, frozen=True, kw_only=True):
     timeout_s: float | None = None
     pool: str = POOL_DEFAULT
@@ -216,6 +230,7 @@ class StepSpec(Model, frozen=True, kw_only=True):
     priority: int = 0
     policy: StepPolicy = StepPolicy()
     fanout: Fanout = Fanout()
+    placement: Placement | None = None
 
 
 class Arc(Model, frozen=True, kw_only=True):

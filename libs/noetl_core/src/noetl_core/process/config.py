@@ -40,6 +40,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_dir: Annotated[
         str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
     ] = ""
+    archive_dir: Annotated[
+        str,
+        Meta(description="Archives of what is past retention; by default `archive` in STORE_DIR."),
+    ] = ""
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            pattern=r"^(https?://.+)?$",
+            description="Where traces and metrics are sent, as OTLP over HTTP; empty sends none. "
+            "Without it OTEL_EXPORTER_OTLP_ENDPOINT counts.",
+        ),
+    ] = ""
 
 
 C = TypeVar("C", bound=Config)

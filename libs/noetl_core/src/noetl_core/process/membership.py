@@ -18,6 +18,7 @@ from noetl_core.domain.errors import NoetlError, RetryableError
 from noetl_core.domain.ids import RuntimeId
 from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import lease_clock, unix_ms
+from noetl_core.process.metrics import measured_heartbeat
 from noetl_core.process.resilience import is_transient
 from noetl_core.process.service import Service
 from noetl_core.store import runtime
@@ -43,8 +44,13 @@ class Member:
     """This process as the others see it."""
 
     def __init__(
-        self, pool: Pool, registration: Registration, clock: Callable[[], float] = lease_clock
+        self,
+        pool: Pool,
+        registration: Registration,
+        clock: Callable[[], float] = lease_clock,
     ) -> None:
+        self.report: Callable[[], Mapping[str, Any]] | None = None
+        """What every heartbeat says of this process beside that it lives."""
         self.name = registration.name
         self.kind = registration.kind
         self._pool = pool
@@ -79,8 +85,9 @@ class Member:
         """Renew the lease, or register if there is nothing to renew."""
         # Taken before the statement: Postgres starts the lease later than this, never earlier.
         asked_at = self._clock()
-        if not await self._renew():
-            await self._register()
+        with measured_heartbeat(self.kind):
+            if not await self._renew():
+                await self._register()
         self._leased_until = asked_at + runtime.NODE_LEASE_SECONDS - NODE_LEASE_MARGIN_SECONDS
 
     async def leave(self) -> None:
@@ -92,7 +99,8 @@ class Member:
     async def _renew(self) -> bool:
         if self._runtime_id is None:
             return False
-        beat = await runtime.heartbeat(self._pool, self._runtime_id, name=self.name)
+        report = None if self.report is None else self.report()
+        beat = await runtime.heartbeat(self._pool, self._runtime_id, name=self.name, report=report)
         if beat is None:
             return False
         if beat.name != self.name:
@@ -121,17 +129,21 @@ async def join_runtime(
     pool: Pool,
     *,
     kind: str,
+    name: str = "",
     capacity: int | None = None,
     labels: Mapping[str, Any] | None = None,
     capabilities: Sequence[str] = (),
     uri: str | None = None,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> AsyncIterator[Member]:
-    """Register this process and keep it registered until the end of the block."""
+    """Register this process and keep it registered until the end of the block.
+
+    `name` is what the others know it by; without one, its instance.
+    """
     member = Member(
         pool,
         Registration(
-            name=service.config.instance,
+            name=name or service.config.instance,
             kind=kind,
             uri=uri,
             labels=labels or {},

@@ -3,29 +3,36 @@
     total = 16, live members of our kind = 3  ->  nobody holds more than ceil(16 / 3) = 6
 
 Every owner does this for itself, so shards move on when a process dies even while the shard-manager
-is down. What a process holds it may use until its own clock says that the lease is over; that a
-sleeper cannot write after that is proved by the epoch, in the commit itself.
+is down. While it is up, it says who shall have a shard next: the owner lets go of it and calls, and
+that one claims it.
+
+What a process holds it may use until its own clock says that the lease is over; that a sleeper
+cannot write after that is proved by the epoch, in the commit itself.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated
 
-import msgspec
 import structlog
 from msgspec import Meta
 
+from noetl_core.domain.assignment import fair_share_max
 from noetl_core.domain.ids import ShardId
 from noetl_core.process.clock import lease_clock
 from noetl_core.process.config import Config
 from noetl_core.process.membership import Member
+from noetl_core.process.metrics import show_shards
 from noetl_core.store import execution_shard, runtime
-from noetl_core.store.execution_shard import Claim
+from noetl_core.store.execution_shard import Claim, ShardRow
 from noetl_core.store.postgres import Pool
 
 LOOK_SECONDS_MAX = 1.0
+SURPLUS_SECONDS = 5.0
+"""How long the shard-manager is given to say who gets what we hold too many of."""
+
 _NOTHING: Mapping[ShardId, int] = MappingProxyType({})
 
 log = structlog.get_logger()
@@ -51,8 +58,9 @@ class ShardConfig(Config, frozen=True, kw_only=True):
         return min(self.shard_heartbeat_seconds, LOOK_SECONDS_MAX)
 
 
-async def _ignore_gain(_claim: Claim) -> None: ...
+async def _ignore_gain(_claims: Sequence[Claim]) -> None: ...
 async def _ignore_loss(_shard_id: ShardId) -> None: ...
+async def _ignore_release() -> None: ...
 
 
 class ShardOwner:
@@ -66,8 +74,9 @@ class ShardOwner:
         role: str,
         lease_seconds: float = 30.0,
         heartbeat_seconds: float = 10.0,
-        on_gain: Callable[[Claim], Awaitable[None]] = _ignore_gain,
+        on_gain: Callable[[Sequence[Claim]], Awaitable[None]] = _ignore_gain,
         on_loss: Callable[[ShardId], Awaitable[None]] = _ignore_loss,
+        on_release: Callable[[], Awaitable[None]] = _ignore_release,
         clock: Callable[[], float] = lease_clock,
     ) -> None:
         self.role = role
@@ -77,12 +86,15 @@ class ShardOwner:
         self._heartbeat_seconds = heartbeat_seconds
         self._on_gain = on_gain
         self._on_loss = on_loss
+        self._on_release = on_release
         self._clock = clock
         self._claims: dict[ShardId, int] = {}
         self._renewed_at = -math.inf
         self._is_renewal_due = True
         self._is_new = True
+        self._surplus_since: float | None = None
         self._turn = asyncio.Lock()
+        show_shards(role, member.name, self.held)
 
     def held(self) -> Mapping[ShardId, int]:
         """Shard -> epoch. Empty when the lease has run out by our clock, until it is renewed."""
@@ -99,21 +111,56 @@ class ShardOwner:
             await self._inherit()
         if self._is_renewal_due or asked_at - self._renewed_at >= self._heartbeat_seconds:
             await self._renew(asked_at)
-        fair = await self._fair_share()
-        if len(self._claims) < fair.limit and fair.free:
-            await self._claim(fair.limit - len(self._claims))
-        elif len(self._claims) > fair.limit:
-            await self.give_up(sorted(self._claims)[fair.limit :])
+        rows = await execution_shard.look(self._pool, self.role)
+        await self._follow(rows)
+        await self._hand_over(rows)
+        limit = await self._fair_share(rows)
+        if len(self._claims) < limit and any(not row.is_leased for row in rows):
+            await self._claim(limit - len(self._claims))
+        await self._give_up_surplus(limit)
+
+    async def _follow(self, rows: Iterable[ShardRow]) -> None:
+        """Somebody may have taken shards from us, or all from everybody, since we last renewed."""
+        ours = [
+            Claim(row.shard_id, row.epoch)
+            for row in rows
+            if row.owner == self._member.runtime_id and row.is_leased
+        ]
+        await self._lose_all_but(ours)
+        await self._gain([claim for claim in ours if claim.shard_id not in self._claims])
+
+    async def _hand_over(self, rows: Iterable[ShardRow]) -> None:
+        wanted = [
+            row.shard_id
+            for row in rows
+            if row.shard_id in self._claims
+            and row.wanted is not None
+            and row.wanted != self._member.runtime_id
+        ]
+        if wanted:
+            await self.give_up(wanted)
+
+    async def _give_up_surplus(self, limit: int) -> None:
+        """The shard-manager knows better who shall have it; without one, whoever is fast."""
+        if len(self._claims) <= limit:
+            self._surplus_since = None
+            return
+        since = self._surplus_since = self._surplus_since or self._clock()
+        if self._clock() - since >= SURPLUS_SECONDS:
+            await self.give_up(sorted(self._claims)[limit:])
 
     async def give_up(self, shard_ids: list[ShardId]) -> None:
         """Stop using these shards first, then let the others have them."""
         for shard_id in shard_ids:
             await self._lose(shard_id)
         await execution_shard.release(self._pool, self.role, self._member.runtime_id, shard_ids)
+        await self._on_release()
 
     async def release(self) -> None:
         """Give up everything: for `service.on_stop`."""
         async with self._turn:
+            # Who still counts us among the living would leave our share to us.
+            await runtime.mark_offline(self._pool, [self._member.runtime_id])
             await self.give_up(list(self._claims))
 
     async def lost(self, shard_ids: Iterable[ShardId]) -> None:
@@ -136,15 +183,10 @@ class ShardOwner:
         claims = await execution_shard.renew(
             self._pool, self.role, self._member.runtime_id, lease_seconds=self._lease_seconds
         )
-        kept = {claim.shard_id: claim.epoch for claim in claims}
-        for shard_id, epoch in list(self._claims.items()):
-            if kept.get(shard_id) != epoch:
-                await self._lose(shard_id)
+        await self._lose_all_but(claims)
         self._renewed_at = asked_at
         self._is_renewal_due = False
-        for claim in claims:
-            if claim.shard_id not in self._claims:
-                await self._gain(claim)
+        await self._gain([claim for claim in claims if claim.shard_id not in self._claims])
 
     async def _claim(self, limit: int) -> None:
         claims = await execution_shard.claim(
@@ -155,37 +197,40 @@ class ShardOwner:
             lease_seconds=self._lease_seconds,
             limit=limit,
         )
-        for claim in claims:
-            await self._gain(claim)
+        await self._gain(claims)
 
-    async def _fair_share(self) -> "_FairShare":
-        share = await execution_shard.share(self._pool, self.role)
+    async def _fair_share(self, rows: Sequence[ShardRow]) -> int:
         # Who let a lease run out is not counted, or its orphans would wait for a dead process;
         # should it be alive, its next heartbeat says so.
-        lapsed = [owner for owner in share.lapsed if owner != self._member.runtime_id]
+        lapsed = {row.owner for row in rows if row.owner is not None and not row.is_leased}
+        lapsed.discard(self._member.runtime_id)
         if lapsed:
-            await runtime.mark_offline(self._pool, lapsed)
-        live = max(1, await runtime.live_count(self._pool, self._member.kind))
-        return _FairShare(limit=math.ceil(share.total / live), free=share.free)
+            await runtime.mark_offline(self._pool, sorted(lapsed))
+        live = await runtime.live_count(self._pool, self._member.kind)
+        return fair_share_max(shards=len(rows), members=live)
 
-    async def _gain(self, claim: Claim) -> None:
-        # Only after the callback is the shard in use: whatever must be ready before its first
-        # commit (ids above its newest event) is ready then.
+    async def _gain(self, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        # Only after the callback are the shards in use: whatever must be ready before their first
+        # commit (ids above their newest event) is ready then.
         try:
-            await self._on_gain(claim)
+            await self._on_gain(claims)
         except BaseException:
-            # Ours in Postgres, but not in use: the next turn renews, and finds it once more.
+            # Ours in Postgres, but not in use: the next turn renews, and finds them once more.
             self._is_renewal_due = True
             raise
-        self._claims[claim.shard_id] = claim.epoch
-        log.info("shard.gained", role=self.role, shard_id=claim.shard_id, epoch=claim.epoch)
+        self._claims.update({claim.shard_id: claim.epoch for claim in claims})
+        for shard_id, epoch in claims:
+            log.info("shard.gained", role=self.role, shard_id=shard_id, epoch=epoch)
+
+    async def _lose_all_but(self, claims: Iterable[Claim]) -> None:
+        kept = {claim.shard_id: claim.epoch for claim in claims}
+        for shard_id, epoch in list(self._claims.items()):
+            if kept.get(shard_id) != epoch:
+                await self._lose(shard_id)
 
     async def _lose(self, shard_id: ShardId) -> None:
         epoch = self._claims.pop(shard_id, None)
         log.info("shard.lost", role=self.role, shard_id=shard_id, epoch=epoch)
         await self._on_loss(shard_id)
-
-
-class _FairShare(msgspec.Struct, frozen=True):
-    limit: int
-    free: int

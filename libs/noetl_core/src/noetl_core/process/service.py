@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,12 +25,17 @@ from noetl_core.bus.cancel import cancel
 from noetl_core.process.config import Config, ConfigError, default_instance, load_config
 from noetl_core.process.health import serve_health
 from noetl_core.process.log import set_up_logs
+from noetl_core.process.metrics import TURN_MS
 from noetl_core.process.resilience import backoff_seconds, is_transient
 from noetl_core.process.telemetry import set_up_telemetry
 
 STOP_SECONDS_MAX = 10.0
 _TELL_AGAIN_SECONDS = 10.0
 _EXIT_WRONG_CONFIG = 2
+_MEASURED_SECONDS = 1.0
+"""Turns that come at least so far apart are measured; the others are too many, or only wait."""
+_OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""The name that everybody else gives it: what a cluster sets for all its pods counts for ours."""
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
@@ -149,6 +155,7 @@ class _Loop:
             # Before the turn, not after: a wake-up that comes during the turn is for the next one.
             if self._wake is not None:
                 self._wake.clear()
+            begun = time.perf_counter()
             try:
                 busy = await self._turn()
             except Exception as error:
@@ -157,6 +164,8 @@ class _Loop:
                 await self._back_off(error)
                 continue
             self._recover()
+            if self._seconds >= _MEASURED_SECONDS:
+                TURN_MS.record((time.perf_counter() - begun) * 1000, {"loop": self.name})
             if busy:
                 await asyncio.sleep(0)
             else:
@@ -249,8 +258,14 @@ def run_services(parts: Sequence[Part[Any]]) -> None:
         sys.exit(_EXIT_WRONG_CONFIG)
     first = configs[0]
     set_up_logs(level=first.log_level, log_format=first.log_format)
-    set_up_telemetry(instance=first.instance or default_instance(parts[0].name))
-    uvloop.run(_live(parts, configs))
+    send_the_last = set_up_telemetry(
+        instance=first.instance or default_instance(parts[0].name),
+        otlp_endpoint=first.otlp_endpoint or os.environ.get(_OTLP_ENDPOINT, ""),
+    )
+    try:
+        uvloop.run(_live(parts, configs))
+    finally:
+        send_the_last()
 
 
 async def _live(parts: Sequence[Part[Any]], configs: Sequence[Config]) -> None:

@@ -1,15 +1,25 @@
 """Metrics: OpenTelemetry instruments, read by Prometheus at /metrics of the health server.
 
 A service declares its instruments once, at the top of its `metrics.py`, on the meter that `meter()`
-gives; they count from the moment `set_up_telemetry` ran and cost next to nothing before.
+gives; they count from the moment `set_up_telemetry` ran and cost next to nothing before. With an
+OTLP endpoint they are sent there, too, and so are traces: `spans()` gives where to tell them.
 """
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from opentelemetry import metrics
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import REGISTRY, generate_latest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+    from noetl_core.process.traces import Spans
 
 # From a fast statement to a slow tool; the same steps in either unit.
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -19,12 +29,44 @@ def meter(service: str) -> metrics.Meter:
     return metrics.get_meter(f"noetl.{service}")
 
 
-def set_up_telemetry(*, instance: str) -> None:
-    """Once per process: from here on instruments count."""
-    reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False)
+def set_up_telemetry(*, instance: str, otlp_endpoint: str = "") -> Callable[[], None]:
+    """Once per process: from here on instruments count. What it returns sends the last of it."""
+    global _make_spans  # noqa: PLW0603 - a process has one
+    readers: list[MetricReader] = [
+        PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False)
+    ]
+    processor = None
+    if otlp_endpoint:
+        # Only who wants it pays for the import.
+        from noetl_core.process import otlp  # noqa: PLC0415
+
+        readers.append(otlp.metric_reader(otlp_endpoint))
+        processor = otlp.span_processor(otlp_endpoint)
+        _make_spans = _spans_through(processor, instance)
     resource = Resource({"service.name": "noetl", "service.instance.id": instance})
-    provider = MeterProvider([reader], resource=resource, views=_views())
+    provider = MeterProvider(readers, resource=resource, views=_views(), shutdown_on_exit=False)
     metrics.set_meter_provider(provider)
+
+    def shut_down() -> None:
+        if processor is not None:
+            processor.shutdown()  # type: ignore[no-untyped-call]
+            provider.shutdown()
+
+    return shut_down
+
+
+_make_spans: "Callable[[str], Spans] | None" = None
+
+
+def spans(service: str) -> "Spans | None":
+    """Where a service tells its spans; None when nobody wants them. Ask once, at the start."""
+    return None if _make_spans is None else _make_spans(service)
+
+
+def _spans_through(processor: "SpanProcessor", instance: str) -> "Callable[[str], Spans]":
+    from noetl_core.process.traces import Spans  # noqa: PLC0415 - the same
+
+    return lambda service: Spans(processor, service=service, instance=instance)
 
 
 def exposition() -> bytes:

@@ -40,6 +40,18 @@ class CommandRow(NamedTuple):
     payload: bytes
 
 
+class PlacementRow(NamedTuple):
+    """Who may take a command of this batch: at first only its target, and never who lacks what it
+    requires."""
+
+    execution_id: ExecutionId
+    command_id: CommandId
+    target_worker: WorkerId | None
+    target_s: float
+    requires: str
+    """One a line; empty for nothing."""
+
+
 class ResultRow(NamedTuple):
     execution_id: ExecutionId
     ref_id: EventId
@@ -133,6 +145,7 @@ class Batch:
         self.ended: list[EndedRow] = []
         self.ended_executions: list[ExecutionId] = []
         self.commands: list[CommandRow] = []
+        self.placements: list[PlacementRow] = []
         self.results: list[ResultRow] = []
         self.manifests: list[ManifestRow] = []
         self.parts: list[PartRow] = []
@@ -163,7 +176,8 @@ class Batch:
     def has_extras(self) -> bool:
         """Whether there is more than events, commands and results, which nearly every batch has."""
         return bool(
-            self.manifests
+            self.placements
+            or self.manifests
             or self.parts
             or self.dead_letters
             or self.refusals
@@ -196,6 +210,7 @@ class Batch:
         _keep_others(self.events, execution_id)
         _keep_others(self.ended, execution_id)
         _keep_others(self.commands, execution_id)
+        _keep_others(self.placements, execution_id)
         _keep_others(self.results, execution_id)
         _keep_others(self.manifests, execution_id)
         _keep_others(self.parts, execution_id)
@@ -211,6 +226,7 @@ _Row = TypeVar(
     EventRow,
     EndedRow,
     CommandRow,
+    PlacementRow,
     ResultRow,
     ManifestRow,
     PartRow,
@@ -260,6 +276,7 @@ async def commit(conn: Connection, batch: Batch) -> set[ShardId]:
         return set()
     async with conn.transaction():
         await _commit_rows(conn, batch)
+        await _place(conn, batch)
         await _insert_manifests(conn, batch)
         await _insert_dead_letters(conn, batch)
         await _insert_refusals(conn, batch)
@@ -316,6 +333,27 @@ _SENT_AS: dict[str, Callable[[Sequence[object]], object]] = {
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:
     return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+# Commands that are placed are rare, so they pay for it and the others do not: a second write to
+# rows that nobody has seen yet. One that was recalled in this batch has no row, which is fine.
+_PLACE = """
+UPDATE noetl.command AS c
+SET target_worker = u.target_worker,
+    target_until = CASE
+        WHEN u.target_worker IS NOT NULL
+        THEN c.available_at + make_interval(secs => u.target_seconds)
+    END,
+    requires = string_to_array(nullif(u.requires, ''), E'\\n')
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::double precision[], $5::text[])
+    AS u (execution_id, command_id, target_worker, target_seconds, requires)
+WHERE c.execution_id = u.execution_id AND c.command_id = u.command_id
+"""
+
+
+async def _place(conn: Connection, batch: Batch) -> None:
+    if batch.placements:
+        await conn.execute(_PLACE, *_columns(batch.placements, 5))
 
 
 _MANIFESTS = """
@@ -451,6 +489,23 @@ async def holders(
     """Who holds each of these commands; one without a row is left out."""
     rows = await conn.fetch(_HOLDERS, *(zip(*commands, strict=True) if commands else ([], [])))
     return {(row["execution_id"], row["command_id"]): row["worker_id"] for row in rows}
+
+
+_ENDED_BY_OTHERS = """
+SELECT u.execution_id, u.command_id, u.worker_id
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS u (execution_id, command_id, worker_id)
+JOIN noetl.event AS e
+    ON e.execution_id = u.execution_id AND e.event_key = 'end:' || u.command_id
+WHERE e.meta ->> 'worker_id' IS DISTINCT FROM u.worker_id
+"""
+
+
+async def ended_by_others(
+    conn: Connection, ends: Sequence[tuple[ExecutionId, CommandId, WorkerId]]
+) -> list[tuple[ExecutionId, CommandId, WorkerId]]:
+    """Of these ends, those of commands that have ended otherwise: an expired lease, say."""
+    rows = await conn.fetch(_ENDED_BY_OTHERS, *_columns(ends, 3))
+    return [(row[0], row[1], row[2]) for row in rows]
 
 
 def is_fenced(error: asyncpg.PostgresError) -> bool:

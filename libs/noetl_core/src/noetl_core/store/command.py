@@ -21,6 +21,8 @@ class Leased(NamedTuple):
     attempt: int
     pool: str
     payload: bytes
+    requires: Sequence[str] | None = None
+    """What only some workers offer; None for a command that anyone can run."""
 
     @property
     def key(self) -> CommandKey:
@@ -39,6 +41,7 @@ WITH picked AS MATERIALIZED (
         FROM noetl.command
         WHERE status = 'pending' AND pool = wanted.pool AND available_at <= now()
           AND (target_worker IS NULL OR target_worker = $1 OR target_until <= now())
+          AND (requires IS NULL OR requires <@ $5::text[])
         ORDER BY priority DESC, available_at
         LIMIT $3
         FOR UPDATE SKIP LOCKED
@@ -50,7 +53,7 @@ SET status = 'leased', worker_id = $1, last_heartbeat = now(),
     lease_until = now() + make_interval(secs => $4)
 FROM picked
 WHERE c.execution_id = picked.execution_id AND c.command_id = picked.command_id
-RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload
+RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload, c.requires
 """
 
 
@@ -61,9 +64,13 @@ async def lease(
     *,
     limit: int,
     lease_seconds: float,
+    offers: Sequence[str] = (),
 ) -> list[Leased]:
-    """Take up to `limit` commands that are ready, the most urgent first."""
-    rows = await conn.fetch(_LEASE, worker_id, pools, limit, lease_seconds)
+    """Take up to `limit` commands that are ready, the most urgent of the first pool first.
+
+    `offers`: what this worker has for them now. One that requires more is left to others.
+    """
+    rows = await conn.fetch(_LEASE, worker_id, pools, limit, lease_seconds, offers)
     return [Leased(*row) for row in rows]
 
 

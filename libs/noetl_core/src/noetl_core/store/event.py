@@ -5,7 +5,7 @@ only informs. A command's step, visit, index and attempt are spelled by its id, 
 neither.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -238,6 +238,22 @@ async def read_between(
     return [event_of(row) for row in rows]
 
 
+_READ_UPTO = f"""
+SELECT {_FIELDS}
+FROM noetl.event
+WHERE execution_id = $1 AND event_id > $2 AND event_id <= $3
+ORDER BY event_id
+LIMIT $4
+"""  # noqa: S608 - the fields are a constant
+
+
+async def read_upto(
+    conn: Connection | Pool, execution_id: ExecutionId, *, after: EventId, upto: EventId, limit: int
+) -> list[Any]:
+    """A page of rows of one execution, in log order; decode with `event_of`."""
+    return list(await conn.fetch(_READ_UPTO, execution_id, after, upto, limit))
+
+
 _STARTED_AS = "SELECT event_id FROM noetl.event WHERE execution_id = $1 AND event_key = 'start'"
 
 
@@ -245,6 +261,23 @@ async def started_as(conn: Connection | Pool, execution_id: ExecutionId) -> Even
     """The event with which it began: its payload is stored under this id."""
     event_id: EventId | None = await conn.fetchval(_STARTED_AS, execution_id)
     return event_id
+
+
+_IDS_OF = """
+SELECT execution_id, event_key, event_id
+FROM unnest($1::bigint[], $2::text[]) AS wanted (execution_id, event_key)
+JOIN noetl.event USING (execution_id, event_key)
+"""
+
+
+async def ids_of(
+    conn: Connection | Pool, keys: Sequence[tuple[ExecutionId, str]]
+) -> dict[tuple[ExecutionId, str], EventId]:
+    """The events with these natural keys; one that is not recorded is left out."""
+    if not keys:
+        return {}
+    rows = await conn.fetch(_IDS_OF, *map(list, zip(*keys, strict=True)))
+    return {(ExecutionId(row[0]), row[1]): EventId(row[2]) for row in rows}
 
 
 _ENTRIES = """
@@ -259,22 +292,27 @@ async def entries(conn: Connection | Pool, execution_id: ExecutionId) -> dict[St
     return {StepName(row[0]): EventId(row[1]) for row in await conn.fetch(_ENTRIES, execution_id)}
 
 
+_ID_MAX = (1 << 63) - 1
+
 _READ_SHARDS = f"""
 SELECT tail.*
 FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard, after)
 CROSS JOIN LATERAL (
     SELECT {_FIELDS}
     FROM noetl.event
-    WHERE shard_id = wanted.shard AND event_id > wanted.after
+    WHERE shard_id = wanted.shard AND event_id > wanted.after AND event_id <= $4
     ORDER BY event_id
     LIMIT $3
 ) AS tail
 """  # noqa: S608 - the fields are a constant
 
 
-async def read_shards(conn: Connection, after: dict[ShardId, EventId], *, limit: int) -> list[Any]:
+async def read_shards(
+    conn: Connection, after: dict[ShardId, EventId], *, limit: int, upto: EventId | None = None
+) -> list[Any]:
     """Up to `limit` rows of each shard past its watermark, in log order; decode with `event_of`."""
-    return list(await conn.fetch(_READ_SHARDS, list(after), list(after.values()), limit))
+    last = _ID_MAX if upto is None else upto
+    return list(await conn.fetch(_READ_SHARDS, list(after), list(after.values()), limit, last))
 
 
 _NEWEST = """
@@ -284,6 +322,23 @@ CROSS JOIN LATERAL (
     SELECT event_id FROM noetl.event WHERE shard_id = wanted.shard ORDER BY event_id DESC LIMIT 1
 ) AS newest
 """
+
+
+_NEWEST_EACH = """
+SELECT wanted.shard, newest.event_id
+FROM unnest($1::integer[]) AS wanted (shard)
+CROSS JOIN LATERAL (
+    SELECT event_id FROM noetl.event WHERE shard_id = wanted.shard ORDER BY event_id DESC LIMIT 1
+) AS newest
+"""
+
+
+async def newest_event_ids(
+    conn: Connection | Pool, shards: Iterable[ShardId]
+) -> dict[ShardId, EventId]:
+    """The last id of each of these shards; one without events is left out."""
+    rows = await conn.fetch(_NEWEST_EACH, list(shards))
+    return {ShardId(row[0]): EventId(row[1]) for row in rows}
 
 
 async def newest_event_id(conn: Connection | Pool, shards: Iterable[ShardId]) -> EventId:

@@ -9,14 +9,14 @@ back to an earlier event. Truncate, replay, and the same bytes come back.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from noetl_core.domain.ids import EventId, ExecutionId, ShardId
 from noetl_core.domain.progress import progress, waiting_on
 from noetl_core.domain.state import ExecutionState
-from noetl_core.store.postgres import Connection
+from noetl_core.store.postgres import Connection, Pool
 
 
 class Projected(msgspec.Struct, kw_only=True):
@@ -221,6 +221,221 @@ def _row(one: Projected) -> tuple[object, ...]:
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:
     return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+class Standing(NamedTuple):
+    """A row as it stands, column by column; JSON is decoded."""
+
+    shard_id: ShardId
+    last_event_id: EventId
+    columns: dict[str, Any]
+
+
+# The columns of `_row`, in its order, without the shard: that may change while the events stay.
+_COLUMNS = (
+    *("execution_id", "catalog_id", "path", "version", "status", "state", "progress"),
+    *("waiting_on", "last_event_type", "last_node_name", "last_projected_event_id"),
+    *("parent_execution_id", "started_at", "updated_at", "ended_at"),
+)
+_JSON = frozenset({"state", "progress", "ctx", "error"})
+
+_STANDING = """
+SELECT execution_id, shard_id, catalog_id, path, version, status, state, progress, ctx, error,
+       waiting_on, last_event_type, last_node_name, last_projected_event_id, parent_execution_id,
+       started_at, updated_at, ended_at
+FROM noetl.execution
+WHERE execution_id = ANY ($1::bigint[])
+"""
+
+
+async def standing(
+    conn: Connection | Pool, execution_ids: Iterable[ExecutionId]
+) -> dict[ExecutionId, Standing]:
+    """The rows as they are, whatever is in them."""
+    rows = await conn.fetch(_STANDING, list(execution_ids))
+    return {
+        ExecutionId(row["execution_id"]): Standing(
+            ShardId(row["shard_id"]),
+            EventId(row["last_projected_event_id"]),
+            {k: _decoded(k, v) for k, v in row.items() if k != "shard_id"},
+        )
+        for row in rows
+    }
+
+
+def differing(found: Standing | None, expected: Projected) -> tuple[str, ...]:
+    """The columns of a row that are not as they should be."""
+    wanted = _expected(expected)
+    if found is None:
+        return tuple(wanted)
+    return tuple(name for name, value in wanted.items() if found.columns[name] != value)
+
+
+def _expected(one: Projected) -> dict[str, Any]:
+    values = [value for place, value in enumerate(_row(one)) if place != _SHARD_PLACE]
+    wanted = {name: _decoded(name, value) for name, value in zip(_COLUMNS, values, strict=True)}
+    wanted["ctx"] = wanted["state"].get("ctx", {})
+    wanted["error"] = wanted["state"].get("error")
+    return wanted
+
+
+_SHARD_PLACE = 4
+_decode = msgspec.json.Decoder().decode
+
+
+def _decoded(column: str, value: Any) -> Any:
+    return _decode(value) if column in _JSON and value is not None else value
+
+
+# The lease stays whose it is: the owner finds its new epoch when it renews.
+_FENCE = """
+UPDATE noetl.execution_shard SET epoch = epoch + 1
+WHERE role = 'projection' AND shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard
+    WHERE role = 'projection' AND shard_id = ANY ($1::integer[])
+    ORDER BY shard_id
+    FOR UPDATE
+))
+"""
+
+
+async def fence(conn: Connection, shards: Sequence[ShardId]) -> None:
+    """Wait for the batches under way, and make whoever holds the shards drop what it remembers.
+
+    Until the caller's transaction ends, nobody projects these shards.
+    """
+    await conn.execute(_FENCE, shards)
+
+
+_REWRITE = """
+INSERT INTO noetl.execution AS x (
+    execution_id, catalog_id, path, version, shard_id, status, state, ctx, progress, waiting_on,
+    last_event_type, last_node_name, last_projected_event_id, parent_execution_id, error,
+    started_at, updated_at, ended_at
+)
+SELECT
+    u.execution_id, u.catalog_id, u.path, u.version, u.shard_id, u.status, u.state,
+    coalesce(u.state -> 'ctx', '{}'), u.progress, u.waiting_on, u.last_event_type,
+    u.last_node_name, u.last_event_id, u.parent_execution_id, u.state -> 'error',
+    u.started_at, u.updated_at, u.ended_at
+FROM unnest(
+    $1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::integer[], $6::text[],
+    $7::jsonb[], $8::jsonb[], $9::text[], $10::text[], $11::text[], $12::bigint[],
+    $13::bigint[], $14::timestamptz[], $15::timestamptz[], $16::timestamptz[]
+) AS u (
+    execution_id, catalog_id, path, version, shard_id, status, state, progress, waiting_on,
+    last_event_type, last_node_name, last_event_id, parent_execution_id, started_at, updated_at,
+    ended_at
+)
+ON CONFLICT (execution_id) DO UPDATE SET
+    catalog_id = excluded.catalog_id,
+    path = excluded.path,
+    version = excluded.version,
+    shard_id = excluded.shard_id,
+    status = excluded.status,
+    state = excluded.state,
+    ctx = excluded.ctx,
+    progress = excluded.progress,
+    waiting_on = excluded.waiting_on,
+    last_event_type = excluded.last_event_type,
+    last_node_name = excluded.last_node_name,
+    last_projected_event_id = excluded.last_projected_event_id,
+    parent_execution_id = excluded.parent_execution_id,
+    error = excluded.error,
+    started_at = excluded.started_at,
+    updated_at = excluded.updated_at,
+    ended_at = excluded.ended_at
+"""
+
+
+async def rewrite(conn: Connection, rows: Sequence[Projected]) -> None:
+    """Write these rows whatever stands there. The caller holds the fence of their shards."""
+    await conn.execute(_REWRITE, *_columns([_row(one) for one in rows], 16))
+
+
+_PARK_DIFFERENCE = """
+INSERT INTO noetl.dead_letter (shard_id, execution_id, source, body, reason)
+VALUES ($1, $2, 'projection.differs', $3, $4)
+"""
+
+
+async def park_difference(
+    conn: Connection,
+    shard: ShardId,
+    execution_id: ExecutionId,
+    *,
+    columns: Sequence[str],
+    standing: Standing | None,
+) -> None:
+    """Keep what stood in a row that is written anew: somebody may want to know how it came."""
+    was = None if standing is None else {name: standing.columns[name] for name in columns}
+    reason = (
+        "the execution had no row"
+        if standing is None
+        else f"the row was not what its events say, in {', '.join(columns)}"
+    )
+    await conn.execute(
+        _PARK_DIFFERENCE, shard, execution_id, _encode(was), f"{reason}; it was written anew"
+    )
+
+
+_NEWEST = """
+SELECT execution_id FROM noetl.execution WHERE shard_id = ANY ($1::integer[])
+ORDER BY started_at DESC, execution_id DESC
+LIMIT $2
+"""
+_FROM = """
+SELECT execution_id FROM noetl.execution
+WHERE shard_id = ANY ($1::integer[]) AND execution_id >= $2
+ORDER BY execution_id
+LIMIT $3
+"""
+_BOUNDS = "SELECT min(execution_id), max(execution_id) FROM noetl.execution"
+
+
+async def sample(
+    conn: Connection | Pool, shards: Iterable[ShardId], *, place: float, limit: int
+) -> list[ExecutionId]:
+    """Executions to look at: the newest, and as many from somewhere (0 to 1) in all that is kept.
+
+    Ids ascend with time, so a place among the ids is a moment in the past.
+    """
+    bounds = await conn.fetchrow(_BOUNDS)
+    if bounds is None or bounds[0] is None:
+        return []
+    oldest, newest = bounds
+    wanted = list(shards)
+    recent = await conn.fetch(_NEWEST, wanted, limit)
+    some = await conn.fetch(_FROM, wanted, oldest + int((newest - oldest) * place), limit)
+    return list(dict.fromkeys(ExecutionId(row[0]) for row in (*recent, *some)))
+
+
+_ROWS = """
+SELECT execution_id FROM noetl.execution WHERE execution_id > $1 ORDER BY execution_id LIMIT $2
+"""
+
+
+async def rows_after(
+    conn: Connection | Pool, after: ExecutionId, *, limit: int
+) -> list[ExecutionId]:
+    """A page of the executions that have a row."""
+    return [ExecutionId(row[0]) for row in await conn.fetch(_ROWS, after, limit)]
+
+
+# Between two ids, so that pages together read the index of the log once.
+_MISSING = """
+SELECT execution_id FROM noetl.event AS e
+WHERE execution_id > $1 AND execution_id <= $2 AND event_key = 'start'
+  AND NOT EXISTS (SELECT FROM noetl.execution AS x WHERE x.execution_id = e.execution_id)
+ORDER BY execution_id
+"""
+
+
+async def missing_between(
+    conn: Connection | Pool, *, after: ExecutionId, upto: ExecutionId
+) -> list[ExecutionId]:
+    """Executions that the log has begun and that have no row."""
+    return [ExecutionId(row[0]) for row in await conn.fetch(_MISSING, after, upto)]
 
 
 # In the order of every other statement on these rows, so that none waits in a circle.

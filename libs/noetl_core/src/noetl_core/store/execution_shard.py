@@ -4,11 +4,13 @@ The epoch is the fencing token. It rises whenever a shard changes hands, and eve
 broker proves the epoch that it was given; so an owner that slept through its lease can do no harm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from noetl_core.domain.ids import RuntimeId, ShardId
 from noetl_core.store.postgres import Connection, Pool
+
+ROLES = ("broker", "projection")
 
 
 class Claim(NamedTuple):
@@ -18,15 +20,22 @@ class Claim(NamedTuple):
     epoch: int
 
 
+RESERVED_SECONDS = 2.0
+"""How long a shard that was handed over waits for the one it was meant for."""
+
 # A shard whose owner is in the middle of a commit is locked, and skipped: the next look gets it.
 _CLAIM = """
 UPDATE noetl.execution_shard
-SET owner_runtime_id = $2, owner_instance = $3, epoch = epoch + 1,
+SET owner_runtime_id = $2, owner_instance = $3, epoch = epoch + 1, wanted_runtime_id = NULL,
     leased_until = now() + make_interval(secs => $4), updated_at = now()
 WHERE role = $1 AND shard_id = ANY (ARRAY(
     SELECT shard_id FROM noetl.execution_shard
-    WHERE role = $1 AND (leased_until IS NULL OR leased_until < now())
-    ORDER BY shard_id
+    WHERE role = $1 AND retired_at IS NULL AND (leased_until IS NULL OR leased_until < now())
+      AND (
+          wanted_runtime_id IS NULL OR wanted_runtime_id = $2
+          OR leased_until IS NOT NULL OR updated_at < now() - make_interval(secs => $6)
+      )
+    ORDER BY (wanted_runtime_id IS NOT NULL AND wanted_runtime_id = $2) DESC, shard_id
     LIMIT $5
     FOR UPDATE SKIP LOCKED
 ))
@@ -44,7 +53,9 @@ async def claim(
     limit: int,
 ) -> list[Claim]:
     """Take up to `limit` shards that nobody holds; raise their epoch to fence the last owner."""
-    rows = await conn.fetch(_CLAIM, role, runtime_id, instance, lease_seconds, limit)
+    rows = await conn.fetch(
+        _CLAIM, role, runtime_id, instance, lease_seconds, limit, RESERVED_SECONDS
+    )
     return sorted(Claim(row["shard_id"], row["epoch"]) for row in rows)
 
 
@@ -122,24 +133,110 @@ async def owned(conn: Connection | Pool, role: str, runtime_id: RuntimeId) -> li
     return [Claim(row["shard_id"], row["epoch"]) for row in rows]
 
 
-class Share(NamedTuple):
-    """How many shards the role has, how many nobody holds, and who let a lease run out."""
+class ShardRow(NamedTuple):
+    shard_id: ShardId
+    epoch: int
+    owner: RuntimeId | None
+    is_leased: bool
+    """False: nobody holds it, or its owner let the lease run out."""
+    wanted: RuntimeId | None
+    """Who shall have it next."""
 
-    total: int
-    free: int
-    lapsed: list[RuntimeId]
 
-
-_SHARE = """
-SELECT count(*) AS total,
-       count(*) FILTER (WHERE leased_until IS NULL OR leased_until < now()) AS free,
-       array_agg(DISTINCT owner_runtime_id)
-           FILTER (WHERE owner_runtime_id IS NOT NULL AND leased_until < now()) AS lapsed
-FROM noetl.execution_shard WHERE role = $1
+_LOOK = """
+SELECT shard_id, epoch, owner_runtime_id, coalesce(leased_until >= now(), false) AS is_leased,
+       wanted_runtime_id
+FROM noetl.execution_shard
+WHERE role = $1 AND retired_at IS NULL
+ORDER BY shard_id
 """
 
 
-async def share(conn: Connection | Pool, role: str) -> Share:
-    row = await conn.fetchrow(_SHARE, role)
-    assert row is not None
-    return Share(row["total"], row["free"], row["lapsed"] or [])
+async def look(conn: Connection | Pool, role: str) -> list[ShardRow]:
+    """Every shard of the role, as it is now."""
+    return [ShardRow(*row) for row in await conn.fetch(_LOOK, role)]
+
+
+_WANT = """
+UPDATE noetl.execution_shard AS s SET wanted_runtime_id = u.wanted
+FROM unnest($2::integer[], $3::bigint[]) AS u (shard_id, wanted)
+WHERE s.role = $1 AND s.shard_id = u.shard_id AND s.shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard
+    WHERE role = $1 AND shard_id = ANY ($2::integer[])
+    ORDER BY shard_id
+    FOR UPDATE
+))
+"""
+
+
+async def want(
+    conn: Connection | Pool, role: str, wishes: Mapping[ShardId, RuntimeId | None]
+) -> None:
+    """Say who shall have these shards next: the owner lets go, the other one claims."""
+    await conn.execute(_WANT, role, list(wishes), list(wishes.values()))
+
+
+# Both roles, each in the order in which every commit locks its shards: this waits for the commits
+# under way, and those that come wait for us.
+_LOCK_ALL = """
+SELECT shard_id FROM noetl.execution_shard
+WHERE role = $1
+ORDER BY shard_id
+FOR UPDATE
+"""
+
+_FENCE_ALL = """
+UPDATE noetl.execution_shard
+SET epoch = epoch + 1, owner_runtime_id = NULL, owner_instance = NULL, leased_until = NULL,
+    wanted_runtime_id = NULL, updated_at = now(),
+    retired_at = CASE WHEN shard_id < $1 THEN NULL ELSE retired_at END
+"""
+
+_ADD = """
+INSERT INTO noetl.execution_shard (role, shard_id)
+SELECT role, shard_id
+FROM unnest($2::text[]) AS role CROSS JOIN generate_series(0, $1::integer - 1) AS shard_id
+ON CONFLICT DO NOTHING
+"""
+
+
+async def lock_all(conn: Connection) -> list[ShardId]:
+    """Nobody commits anything to any shard until our transaction is over."""
+    shards: set[ShardId] = set()
+    for role in ROLES:
+        shards.update(row["shard_id"] for row in await conn.fetch(_LOCK_ALL, role))
+    return sorted(shards)
+
+
+async def begin_anew(conn: Connection, *, shard_count: int) -> None:
+    """Take every shard from its owner, and see that there are so many. Call `lock_all` before."""
+    await conn.execute(_FENCE_ALL, shard_count)
+    await conn.execute(_ADD, shard_count, list(ROLES))
+
+
+# What still names a shard beyond the count: events that are not projected yet, letters, and the
+# commands whose workers will report there.
+_RETIRE = """
+UPDATE noetl.execution_shard AS s
+SET retired_at = now(), epoch = epoch + 1, owner_runtime_id = NULL, owner_instance = NULL,
+    leased_until = NULL, wanted_runtime_id = NULL, updated_at = now()
+WHERE s.retired_at IS NULL
+  AND s.shard_id >= (SELECT value::integer FROM noetl.setting WHERE name = 'shard_count')
+  AND NOT EXISTS (SELECT FROM noetl.inbox AS i WHERE i.shard_id = s.shard_id)
+  AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.shard_id = s.shard_id)
+  AND NOT EXISTS (
+      SELECT FROM noetl.event AS e
+      WHERE e.shard_id = s.shard_id AND e.event_id > coalesce((
+          SELECT last_projected_event_id FROM noetl.projection_checkpoint
+          WHERE shard_id = s.shard_id
+      ), 0)
+  )
+  AND (SELECT max(switched_at) FROM noetl.resize) < now() - make_interval(secs => $1)
+RETURNING s.role, s.shard_id
+"""
+
+
+async def retire(conn: Connection | Pool, *, quiet_seconds: float) -> list[ShardId]:
+    """Set aside the shards beyond the count that nothing can be under way to any more."""
+    rows = await conn.fetch(_RETIRE, quiet_seconds)
+    return sorted({ShardId(row["shard_id"]) for row in rows})

@@ -5,6 +5,7 @@ with the same key waits in the unique index until the first has committed or rol
 is no moment at which both believe to be the first.
 """
 
+from datetime import datetime
 from typing import NamedTuple
 
 from noetl_core.domain.ids import ExecutionId, ShardId
@@ -46,3 +47,16 @@ _FIND = "SELECT execution_id, fingerprint FROM noetl.idempotency WHERE idempoten
 async def find(conn: Connection | Pool, key: str) -> Keyed | None:
     row = await conn.fetchrow(_FIND, key)
     return None if row is None else Keyed(ExecutionId(row["execution_id"]), row["fingerprint"])
+
+
+_FORGET = """
+DELETE FROM noetl.idempotency WHERE idempotency_key IN (
+    SELECT idempotency_key FROM noetl.idempotency
+    WHERE created_at < $1 ORDER BY created_at LIMIT $2
+)
+"""
+
+
+async def forget(conn: Connection | Pool, *, before: datetime, limit: int) -> int:
+    """Remove keys that are older than anybody repeats a request."""
+    return int((await conn.execute(_FORGET, before, limit)).rsplit(" ", 1)[-1])

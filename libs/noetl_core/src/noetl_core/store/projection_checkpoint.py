@@ -5,7 +5,7 @@ The watermark moves in the statement that writes the rows it stands for (executi
 
 from collections.abc import Iterable
 
-from noetl_core.domain.ids import EventId, ShardId
+from noetl_core.domain.ids import EventId, ExecutionId, ShardId
 from noetl_core.store.postgres import Connection, Pool
 
 _READ = """
@@ -19,3 +19,26 @@ async def watermarks(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict
     """The last projected event of each of these shards; 0 for one that has none."""
     rows = await conn.fetch(_READ, list(shards))
     return {ShardId(row["shard_id"]): EventId(row["watermark"]) for row in rows}
+
+
+# An event lies on the shard that it was written under, which the execution may have left since.
+_SHOWS = """
+SELECT EXISTS (
+    SELECT FROM noetl.execution WHERE execution_id = $1 AND last_projected_event_id >= $2
+) OR EXISTS (
+    SELECT FROM noetl.projection_checkpoint
+    WHERE last_projected_event_id >= $2 AND shard_id = coalesce(
+        (SELECT shard_id FROM noetl.event WHERE execution_id = $1 AND event_id = $2), $3
+    )
+)
+"""
+
+
+async def shows(
+    conn: Connection | Pool, execution_id: ExecutionId, event_id: EventId, *, shard: ShardId
+) -> bool:
+    """True when what can be read of the execution is not older than the event.
+
+    `shard` is where the execution lies; it counts for an event of another execution.
+    """
+    return bool(await conn.fetchval(_SHOWS, execution_id, event_id, shard))

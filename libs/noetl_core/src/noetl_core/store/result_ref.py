@@ -1,6 +1,7 @@
 """noetl.result_ref: where each result is. The broker's commit writes a row with its event."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from noetl_core.domain.ids import ExecutionId, RefId
@@ -16,10 +17,16 @@ class StoredRow(NamedTuple):
     size: int
     sha256: bytes | None
     inline: bytes | None
+    expires_at: datetime | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        """Its time is over, whether or not its payload has been removed by now."""
+        return self.expires_at is not None and self.expires_at <= datetime.now(UTC)
 
 
 _FIND = """
-SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256, inline
+SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256, inline, expires_at
 FROM noetl.result_ref
 WHERE execution_id = $1 AND ref_id = ANY ($2::bigint[])
 """
@@ -37,7 +44,7 @@ ResultKey = tuple[ExecutionId, RefId]
 
 _FIND_EACH = """
 SELECT r.execution_id, r.ref_id, r.store_tier, r.physical_uri, r.media_type, r.bytes, r.sha256,
-       r.inline
+       r.inline, r.expires_at
 FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, ref_id)
 JOIN noetl.result_ref r USING (execution_id, ref_id)
 """
@@ -49,3 +56,34 @@ async def find_each(
     """The rows that are there, of any executions."""
     rows = await conn.fetch(_FIND_EACH, [key[0] for key in keys], [key[1] for key in keys])
     return {(ExecutionId(row[0]), RefId(row[1])): StoredRow(*row[2:]) for row in rows}
+
+
+class Expired(NamedTuple):
+    """A result whose payload is still there although its time is over."""
+
+    execution_id: ExecutionId
+    ref_id: RefId
+    tier: str
+    uri: str | None
+
+
+_EXPIRED = """
+SELECT execution_id, ref_id, store_tier, physical_uri
+FROM noetl.result_ref
+WHERE expires_at <= now() AND expires_at IS NOT NULL AND removed_at IS NULL
+ORDER BY expires_at
+LIMIT $1
+"""
+
+
+async def expired(conn: Connection | Pool, *, limit: int) -> list[Expired]:
+    return [Expired(*row) for row in await conn.fetch(_EXPIRED, limit)]
+
+
+_REMOVE = "SELECT noetl.remove_expired($1, $2)"
+
+
+async def remove_expired(conn: Connection | Pool, gone: Sequence[Expired]) -> int:
+    """Take the payload out of these rows; files of other tiers are removed before this is said."""
+    executions = [one.execution_id for one in gone]
+    return int(await conn.fetchval(_REMOVE, executions, [one.ref_id for one in gone]))

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from noetl_core.domain.errors import RetryableError
-from noetl_core.domain.ids import RuntimeId
+from noetl_core.domain.ids import RuntimeId, worker_id_of
+from noetl_core.domain.workers import POOL_LABEL, TOOL_SLOTS_LABEL, LiveWorker, offers_of
 from noetl_core.store.postgres import Connection, Pool
 
 NODE_LEASE_SECONDS = 60.0
@@ -19,7 +20,11 @@ LIVE_SECONDS = 15.0
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.runtime.node'))"
 
-_FORGET = "DELETE FROM noetl.runtime WHERE heartbeat < now() - make_interval(secs => $1)"
+# Only who holds a number: the row of another system's process (store/component.py) holds none.
+_FORGET = """
+DELETE FROM noetl.runtime
+WHERE node IS NOT NULL AND heartbeat < now() - make_interval(secs => $1)
+"""
 
 # The last process of this name has no more say, but its node number stays taken for a while.
 _SUPERSEDE = """
@@ -88,9 +93,11 @@ async def register(
     return identity, node
 
 
+# What is reported goes over what was said before; the rest of it (pid, hostname) stays.
 _HEARTBEAT = """
 UPDATE noetl.runtime
-SET heartbeat = now(), status = CASE WHEN name = $2 THEN 'ready' ELSE status END
+SET heartbeat = now(), status = CASE WHEN name = $2 THEN 'ready' ELSE status END,
+    runtime = coalesce(coalesce(runtime, '{}') || $3::jsonb, runtime)
 WHERE runtime_id = $1
 RETURNING node, name
 """
@@ -101,9 +108,19 @@ class Beat(NamedTuple):
     name: str
 
 
-async def heartbeat(conn: Connection | Pool, runtime_id: RuntimeId, *, name: str) -> Beat | None:
-    """Renew the lease; None when the row is gone. Another name means that a successor took it."""
-    row = await conn.fetchrow(_HEARTBEAT, runtime_id, name)
+async def heartbeat(
+    conn: Connection | Pool,
+    runtime_id: RuntimeId,
+    *,
+    name: str,
+    report: Mapping[str, Any] | None = None,
+) -> Beat | None:
+    """Renew the lease; None when the row is gone. Another name means that a successor took it.
+
+    `report` is what changes from beat to beat: how much of the capacity is in use.
+    """
+    said = None if report is None else msgspec.json.encode(report).decode()
+    row = await conn.fetchrow(_HEARTBEAT, runtime_id, name, said)
     return None if row is None else Beat(row["node"], row["name"])
 
 
@@ -118,9 +135,49 @@ async def mark_offline(conn: Connection | Pool, runtime_ids: Sequence[RuntimeId]
     await conn.execute(_OFFLINE, runtime_ids)
 
 
+_LIVE_WORKERS = """
+SELECT name, labels, capabilities, capacity FROM noetl.runtime
+WHERE kind = 'worker' AND status = 'ready' AND heartbeat > now() - make_interval(secs => $1)
+ORDER BY name
+"""
+
+
+async def live_workers(
+    conn: Connection | Pool, *, live_seconds: float = LIVE_SECONDS
+) -> list[LiveWorker]:
+    return [_live_worker(row) for row in await conn.fetch(_LIVE_WORKERS, live_seconds)]
+
+
+def _live_worker(row: Any) -> LiveWorker:
+    """The label `pool` lists the pools it serves; capabilities are the kinds of its tools."""
+    labels = _labels(row["labels"])
+    kinds = _json(row["capabilities"])
+    slots = labels.pop(TOOL_SLOTS_LABEL, "")
+    return LiveWorker(
+        worker_id=worker_id_of(row["name"]),
+        pools=frozenset(labels.pop(POOL_LABEL, "").split(",")),
+        offers=offers_of(labels, map(str, kinds) if isinstance(kinds, list) else ()),
+        capacity=max(1, row["capacity"] or 1),
+        limited=frozenset(each.partition("=")[0] for each in slots.split(",") if each),
+    )
+
+
+def _labels(text: str | None) -> dict[str, str]:
+    """Whoever registers over HTTP may have written a list, or anything else."""
+    said = _json(text)
+    if isinstance(said, list):
+        return {str(name): "true" for name in said}
+    return {name: str(value) for name, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
 _LIVE_COUNT = """
 SELECT count(*) FROM noetl.runtime
-WHERE kind = $1 AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
+WHERE kind = $1 AND node IS NOT NULL
+  AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
 """
 
 

@@ -1,37 +1,62 @@
 """Executions that should move and do not: nothing of theirs is under way anywhere.
 
-A question only. The reaper tells the broker, which looks at the log and decides.
+The reaper tells the broker, which looks at the log and decides. Where that leads to nothing either,
+the execution is flagged: a row of noetl.dead_letter, which goes when the execution moves again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
 
-from noetl_core.domain.ids import CommandId, ExecutionId
+from noetl_core.domain.ids import CommandId, ExecutionId, ShardId
 from noetl_core.domain.timers import wait_timer
 from noetl_core.store.postgres import Connection, Pool
 
 # A message that waits in the inbox of the shard may be what will move it, and so will the end of a
 # wait. A timeout will not: it would only say much later that nothing moves. What is paused should
-# not move, so it does not count.
+# not move, so it does not count. An execution all of whose commands are parked waits for somebody
+# or for a child; only where the child has ended, or is nowhere, has something been lost.
 _IDLE = """
-SELECT x.execution_id
-FROM noetl.execution AS x
-JOIN noetl.setting AS s ON s.name = 'shard_count'
-WHERE x.status IN ('PENDING', 'RUNNING') AND x.updated_at < now() - make_interval(secs => $1)
-  AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.execution_id = x.execution_id)
+WITH idle AS MATERIALIZED (
+    SELECT x.execution_id, x.shard_id, x.state, x.updated_at, x.waiting_on
+    FROM noetl.execution AS x
+    JOIN noetl.setting AS s ON s.name = 'shard_count'
+    WHERE x.status IN ('PENDING', 'RUNNING')
+      AND x.updated_at < now() - make_interval(secs => $1)
+      AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.execution_id = x.execution_id)
+      AND NOT EXISTS (
+          SELECT FROM noetl.inbox AS i
+          WHERE i.shard_id = noetl.vnode(x.execution_id) % s.value::integer
+      )
+      AND NOT EXISTS (
+          SELECT FROM noetl.timer AS t
+          WHERE t.execution_id = x.execution_id AND starts_with(t.timer, $2)
+      )
+), waits AS (
+    SELECT idle.execution_id,
+           bool_and(coalesce(parked.kind <> 'playbook' OR child.status IN
+               ('PENDING', 'RUNNING', 'PAUSED') OR letter.execution_id IS NOT NULL, false)) AS alive
+    FROM idle
+    CROSS JOIN LATERAL jsonb_each(idle.state->'commands') AS c
+    LEFT JOIN LATERAL jsonb_to_record(c.value->'parked') AS parked (kind text, child bigint) ON true
+    LEFT JOIN noetl.execution AS child ON child.execution_id = parked.child
+    LEFT JOIN LATERAL (
+        SELECT execution_id FROM noetl.inbox AS i WHERE i.execution_id = parked.child LIMIT 1
+    ) AS letter ON true
+    GROUP BY idle.execution_id
+)
+SELECT idle.execution_id, idle.shard_id, idle.updated_at, idle.waiting_on
+FROM idle LEFT JOIN waits USING (execution_id)
+WHERE NOT coalesce(waits.alive, false)
+"""
+
+_NOT_TOLD = f"""{_IDLE}
   AND NOT EXISTS (
-      SELECT FROM noetl.inbox AS i
-      WHERE i.shard_id = noetl.vnode(x.execution_id) % s.value::integer
+      SELECT FROM unnest($3::bigint[]) AS told (execution_id)
+      WHERE told.execution_id = idle.execution_id
   )
-  AND NOT EXISTS (
-      SELECT FROM noetl.timer AS t
-      WHERE t.execution_id = x.execution_id AND starts_with(t.timer, $4)
-  )
-  AND NOT EXISTS (
-      SELECT FROM unnest($2::bigint[]) AS told (execution_id)
-      WHERE told.execution_id = x.execution_id
-  )
-ORDER BY x.updated_at
-LIMIT $3
+ORDER BY idle.updated_at
+LIMIT $4
 """
 
 _WAITS = wait_timer(CommandId(""))
@@ -45,5 +70,69 @@ async def idle_executions(
     limit: int,
 ) -> list[ExecutionId]:
     """Running executions without a command, a wait, a message or an event for `idle_seconds`."""
-    rows = await conn.fetch(_IDLE, idle_seconds, list(but_not), limit, _WAITS)
+    rows = await conn.fetch(_NOT_TOLD, idle_seconds, _WAITS, list(but_not), limit)
     return [ExecutionId(row["execution_id"]) for row in rows]
+
+
+class Stuck(NamedTuple):
+    execution_id: ExecutionId
+    shard_id: ShardId
+    updated_at: datetime
+    waiting_on: str | None
+
+
+# While nobody owns its shard it is not stuck, it only has to wait. A flag is set once.
+_STUCK = f"""{_IDLE}
+  AND 2 = (
+      SELECT count(*) FROM noetl.execution_shard AS o
+      JOIN noetl.setting AS s ON s.name = 'shard_count'
+      WHERE o.shard_id = noetl.vnode(idle.execution_id) % s.value::integer
+        AND o.role IN ('broker', 'projection') AND o.leased_until >= now()
+  )
+  AND NOT EXISTS (
+      SELECT FROM noetl.dead_letter AS d
+      WHERE d.execution_id = idle.execution_id AND d.source = 'reaper'
+  )
+ORDER BY idle.updated_at
+LIMIT $3
+"""  # noqa: S608 - a constant
+
+
+async def stuck_executions(
+    conn: Connection | Pool, *, stuck_seconds: float, limit: int
+) -> list[Stuck]:
+    """The same, idle for so long that the broker has been told in vain; without a flag yet."""
+    return [Stuck(*row) for row in await conn.fetch(_STUCK, stuck_seconds, _WAITS, limit)]
+
+
+_FLAG = """
+INSERT INTO noetl.dead_letter (shard_id, execution_id, source, body, reason)
+VALUES ($1, $2, 'reaper', $3, $4)
+"""
+
+
+async def flag(conn: Connection | Pool, one: Stuck, *, body: bytes, reason: str) -> None:
+    """`body` is what a retry of the dead letter tells the broker."""
+    await conn.execute(_FLAG, one.shard_id, one.execution_id, body, reason)
+
+
+_UNFLAG = """
+DELETE FROM noetl.dead_letter AS d
+USING noetl.execution AS x
+WHERE d.source = 'reaper' AND x.execution_id = d.execution_id
+  AND (x.updated_at > d.created_at OR x.status NOT IN ('PENDING', 'RUNNING'))
+RETURNING d.execution_id
+"""
+
+
+async def unflag_moved(conn: Connection | Pool) -> list[ExecutionId]:
+    """Those that have moved since, or need not any more."""
+    return [ExecutionId(row[0]) for row in await conn.fetch(_UNFLAG)]
+
+
+_COUNTS = "SELECT source, count(*) FROM noetl.dead_letter GROUP BY source"
+
+
+async def dead_letter_counts(conn: Connection | Pool) -> Mapping[str, int]:
+    """By source; that of the reaper are the executions that are flagged."""
+    return {row[0]: row[1] for row in await conn.fetch(_COUNTS)}

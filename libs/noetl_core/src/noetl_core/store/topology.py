@@ -6,7 +6,9 @@ shard-manager does with everyone's.
 
 from typing import TYPE_CHECKING
 
+from noetl_core.domain.ids import RuntimeId
 from noetl_core.store.postgres import Connection, Pool
+from noetl_core.store.runtime import LIVE_SECONDS
 from noetl_core.wire.topology import RuntimeMember, ShardOwnership, Topology
 
 if TYPE_CHECKING:
@@ -56,8 +58,45 @@ async def forget_offline(conn: Connection | Pool, *, silent_seconds: float) -> l
 _SHARDS = """
 SELECT role, shard_id, epoch, CASE WHEN leased_until >= now() THEN owner_instance END AS instance
 FROM noetl.execution_shard
+WHERE retired_at IS NULL
 ORDER BY role, shard_id
 """
+
+# Whoever has no node number is a process of another system (component.py).
+_LIVING = """
+SELECT runtime_id FROM noetl.runtime
+WHERE kind = $1 AND node IS NOT NULL
+  AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
+"""
+
+
+async def living(conn: Connection | Pool, *, kind: str) -> list[RuntimeId]:
+    """Who can be given shards."""
+    rows = await conn.fetch(_LIVING, kind, LIVE_SECONDS)
+    return [RuntimeId(row["runtime_id"]) for row in rows]
+
+
+_STANDING = """
+SELECT s.role, s.shard_id, s.epoch,
+       CASE WHEN s.leased_until >= now() THEN s.owner_instance END AS instance,
+       s.leased_until,
+       CASE WHEN s.role = 'projection' THEN p.lag_ms END AS lag_ms,
+       CASE WHEN s.role = 'broker' THEN coalesce(i.waiting, 0) END AS waiting,
+       s.shard_id >= c.value::integer AS is_leaving
+FROM noetl.execution_shard AS s
+JOIN noetl.setting AS c ON c.name = 'shard_count'
+LEFT JOIN noetl.projection_checkpoint AS p USING (shard_id)
+LEFT JOIN (SELECT shard_id, count(*) AS waiting FROM noetl.inbox GROUP BY shard_id) AS i
+    USING (shard_id)
+WHERE s.retired_at IS NULL
+ORDER BY s.role, s.shard_id
+"""
+
+
+async def standing(conn: Connection | Pool) -> "list[Record]":
+    """Every shard of every role with its owner, its lease, and how far it is behind."""
+    return list(await conn.fetch(_STANDING))
+
 
 _MEMBERS = "SELECT kind, name, status FROM noetl.runtime ORDER BY kind, name"
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from noetl_core.domain.errors import Problem, ToolError
 from noetl_core.domain.playbook import PATH_LENGTH_MAX
 from noetl_core.domain.progress import StepProgress
+from noetl_core.domain.sharding import VNODE_COUNT
 from noetl_core.domain.state import ExecutionStatus, StepStatus
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
@@ -156,10 +157,28 @@ class ExecutionsQuery(Request, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
-class ExecutionQuery(Request, frozen=True, kw_only=True):
-    """`wait`: answer when the execution has ended, or after so many seconds."""
+WaitSeconds = Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)]
+KnownEvent = Annotated[
+    int,
+    Meta(ge=0, le=ID_MAX, description="The answer is not older than this event; else it is a 504."),
+]
 
-    wait: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0.0
+
+class ExecutionQuery(Request, frozen=True, kw_only=True):
+    """`wait`: answer when the execution has ended, or after so many seconds.
+
+    `min_event_id`: the answer shows this event. It may take `wait` seconds until it does, or 5.
+    """
+
+    wait: WaitSeconds | None = None
+    min_event_id: KnownEvent = 0
+
+
+class StepsQuery(Request, frozen=True, kw_only=True):
+    """`min_event_id`: the answer shows this event. It may take `wait` seconds until it does."""
+
+    min_event_id: KnownEvent = 0
+    wait: WaitSeconds = 5.0
 
 
 class EventView(Answer, frozen=True, kw_only=True):
@@ -220,6 +239,45 @@ class Unavailable(msgspec.Struct, frozen=True, kw_only=True):
 
     unavailable: bool = msgspec.field(name="_unavailable", default=True)
     reason: str = msgspec.field(name="_reason")
+
+
+class TraceLink(Answer, frozen=True, kw_only=True):
+    """One result: what recorded it, and where its payload is.
+
+    `status` is that of the result, `type` that of its reference: `db` and `object_store` are
+    payloads (`tier`, `media_type`, `sha256`), `eventlog` is the list of a loop, `pages` that of a
+    sequence of calls. Without a `ref_id` the call returned nothing.
+    """
+
+    execution_id: str
+    step: str | None = None
+    command_id: str | None = None
+    attempt: int | None = None
+    event_id: str | None = None
+    event_type: str | None = None
+    recorded_at: datetime | None = None
+    status: str | None = None
+    ref_id: str | None = None
+    ref_execution_id: str | None = None
+    type: str | None = None
+    tier: str | None = None
+    uri: str | None = None
+    bytes: int | None = None
+    media_type: str | None = None
+    sha256: str | None = None
+    expires_at: datetime | None = None
+    parent_ref_id: str | None = None
+
+
+class Trace(Answer, frozen=True, kw_only=True):
+    """From the result of the step back to the first one. `is_complete` is false where the chain
+    is longer than one answer, or a result of it was recorded by nobody who is known here.
+    """
+
+    execution_id: str
+    step: str
+    links: list[TraceLink]
+    is_complete: bool
 
 
 class CancelRequest(Request, frozen=True, kw_only=True):
@@ -354,6 +412,324 @@ class RenderRequest(Request, frozen=True, kw_only=True):
 
 class Rendered(Answer, frozen=True, kw_only=True):
     value: Any
+
+
+# Why it stands where it stands
+
+
+class CommandView(Answer, frozen=True, kw_only=True):
+    """An open command. `heartbeat_age_seconds`: when its worker last said that it has it."""
+
+    command_id: str
+    step: str
+    status: str
+    pool: str
+    attempt: int
+    worker_id: str | None = None
+    heartbeat_age_seconds: float | None = None
+    available_at: datetime
+    lease_until: datetime | None = None
+
+
+class Explanation(Answer, frozen=True, kw_only=True):
+    """`sentences` are for a person. `commands` lists some of what is open, what is held first."""
+
+    execution_id: str
+    status: ExecutionStatus
+    waiting_on: str | None = None
+    sentences: list[str]
+    commands: list[CommandView] = []
+    dead_letters: list[str] = []
+
+
+# Dead letters
+
+
+class DeadLettersQuery(Request, frozen=True, kw_only=True):
+    """`source` is who set it aside: broker, command, projection or reaper."""
+
+    execution_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
+    source: Annotated[str, Meta(max_length=100)] | None = None
+    before: Annotated[int, Meta(ge=0, le=ID_MAX)] = ID_MAX
+    limit: PageSize = 100
+
+
+class DeadLetterItem(Answer, frozen=True, kw_only=True):
+    dead_letter_id: str
+    execution_id: str | None = None
+    shard_id: int | None = None
+    source: str
+    reason: str
+    bytes: int
+    created_at: datetime
+
+
+class DeadLetterPage(Answer, frozen=True, kw_only=True):
+    """From the newest to the oldest. `next_before` is null on the last page."""
+
+    items: list[DeadLetterItem]
+    next_before: str | None = None
+
+
+class DeadLetterDocument(DeadLetterItem, frozen=True, kw_only=True):
+    """`messages` is what was set aside, where it can be read; payloads are shown by their size."""
+
+    messages: list[Any] | None = None
+    unreadable: str | None = None
+
+
+class DeadLetterRetried(Answer, frozen=True, kw_only=True):
+    """`did` says what was done with it; `execution_id` is the execution that goes on."""
+
+    dead_letter_id: str
+    execution_id: str
+    did: str
+
+
+class DeadLetterDiscarded(Answer, frozen=True, kw_only=True):
+    dead_letter_id: str
+    discarded: Literal[True] = True
+
+
+# The runtime control loop
+
+
+ComponentName = Annotated[str, Meta(min_length=1, max_length=255)]
+ComponentKind = Literal["worker_pool", "server_api", "broker"]
+ComponentStatus = Literal["ready", "draining", "offline"]
+
+
+class ComponentReport(Request, frozen=True, kw_only=True):
+    """What may be said of a process, when it is registered and with any heartbeat."""
+
+    runtime: Annotated[str, Meta(max_length=64, description="Of a pool: cpu, gpu, ...")] = ""
+    uri: Text | None = None
+    base_url: Text | None = None
+    status: ComponentStatus = "ready"
+    capacity: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    labels: list[str] | dict[str, Any] | None = None
+    capabilities: list[str] | None = None
+    pid: int | None = None
+    hostname: Annotated[str, Meta(max_length=255)] | None = None
+    running: Annotated[int, Meta(ge=0)] | None = None
+    free: Annotated[int, Meta(ge=0)] | None = None
+    tools: dict[str, Any] | None = None
+
+
+class PoolRegisterRequest(ComponentReport, frozen=True, kw_only=True):
+    """`runtime` is the pool whose commands it runs."""
+
+    name: ComponentName
+    runtime: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class PoolHeartbeatRequest(ComponentReport, frozen=True, kw_only=True):
+    """The name is enough. With `runtime`, one that was forgotten is registered anew."""
+
+    name: ComponentName
+
+
+class ComponentRegisterRequest(ComponentReport, frozen=True, kw_only=True):
+    name: ComponentName
+    component_type: ComponentKind = "server_api"
+
+
+class ComponentHeartbeatRequest(ComponentReport, frozen=True, kw_only=True):
+    name: ComponentName
+    component_type: ComponentKind = "server_api"
+
+
+class DeregisterRequest(Request, frozen=True, kw_only=True):
+    """In the body or in the query."""
+
+    name: ComponentName
+    component_type: ComponentKind | None = None
+
+
+class Registration(Answer, frozen=True, kw_only=True):
+    """`recreated`: it was not known, and the heartbeat said enough to register it."""
+
+    status: Literal["ok"] = "ok"
+    name: str
+    kind: str
+    runtime_id: str
+    recreated: bool = False
+
+
+class RuntimesQuery(Request, frozen=True, kw_only=True):
+    kind: Annotated[str, Meta(max_length=64)] | None = None
+    status: ComponentStatus | None = None
+    limit: PageSize = 1000
+
+
+class RuntimeView(Answer, frozen=True, kw_only=True):
+    """A process that is registered, by itself or through this API."""
+
+    runtime_id: str
+    kind: str
+    name: str
+    status: str
+    uri: str | None = None
+    labels: Any = None
+    capabilities: Any = None
+    capacity: int | None = None
+    runtime: Any = None
+    heartbeat: datetime
+    heartbeat_age_seconds: float
+    registered_at: datetime
+
+
+class RuntimePage(Answer, frozen=True, kw_only=True):
+    items: list[RuntimeView]
+
+
+class WorkerView(Answer, frozen=True, kw_only=True):
+    """Its capacity as of its last heartbeat; what it did not say is null."""
+
+    name: str
+    kind: str
+    status: str
+    pools: list[str]
+    pool_name: str | None = None
+    labels: dict[str, Any] = {}
+    slots: int | None = None
+    running: int | None = None
+    free: int | None = None
+    tools: dict[str, Any] = {}
+    capabilities: list[str] = []
+    hostname: str | None = None
+    pid: int | None = None
+    heartbeat_age_seconds: float
+
+
+class WorkerPage(Answer, frozen=True, kw_only=True):
+    items: list[WorkerView]
+
+
+class PoolView(Answer, frozen=True, kw_only=True):
+    """All workers of a pool together. `running` and `free` count those that are ready."""
+
+    name: str
+    runtime: str
+    status: Literal["ready", "offline"]
+    workers: int
+    capacity: int
+    running: int
+    free: int
+    members: list[str]
+    heartbeat_age_seconds: float
+
+
+class PoolPage(Answer, frozen=True, kw_only=True):
+    items: list[PoolView]
+
+
+Moment = Annotated[datetime, Meta(tz=True, description="With its zone, such as Z.")]
+
+
+class MetricSample(Request, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    value: float
+    labels: dict[str, str] = {}
+    reported_at: Moment | None = None
+
+
+class MetricsReport(Request, frozen=True, kw_only=True):
+    """`component` is the name of who reports."""
+
+    component: ComponentName
+    kind: Annotated[str, Meta(max_length=64)] = "worker_pool"
+    metrics: Annotated[list[MetricSample], Meta(min_length=1, max_length=1000)]
+
+
+class MetricsAccepted(Answer, frozen=True, kw_only=True):
+    accepted: int
+
+
+class MetricsQuery(Request, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(max_length=200)] | None = None
+    component: ComponentName | None = None
+    kind: Annotated[str, Meta(max_length=64)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    before: Annotated[int, Meta(ge=0, le=ID_MAX)] = ID_MAX
+    limit: PageSize = 200
+
+
+class MetricView(Answer, frozen=True, kw_only=True):
+    name: str
+    value: float
+    labels: dict[str, Any] = {}
+    reported_at: datetime
+
+
+class MetricPage(Answer, frozen=True, kw_only=True):
+    """From the last one reported to the first. `next_before` is null on the last page."""
+
+    items: list[MetricView]
+    next_before: str | None = None
+
+
+# Questions in SQL
+
+
+class SqlRequest(Request, frozen=True, kw_only=True):
+    """One SELECT on the schema `noetl`."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=100_000)]
+
+
+class SqlAnswer(Answer, frozen=True, kw_only=True):
+    """`truncated`: there were more rows than an answer may have."""
+
+    status: Literal["ok"] = "ok"
+    columns: list[str]
+    result: list[Any]
+    truncated: bool = False
+
+
+# Shards
+
+
+class ShardView(Answer, frozen=True, kw_only=True):
+    """`instance` is null while nobody holds the lease. A projection has a lag, in milliseconds; a
+    broker has messages that wait in its inbox. `is_leaving`: beyond the count since it changed.
+    """
+
+    role: str
+    shard_id: int
+    epoch: int
+    instance: str | None
+    leased_until: datetime | None
+    lag_ms: int | None
+    waiting: int | None
+    is_leaving: bool
+
+
+class ResizeView(Answer, frozen=True, kw_only=True):
+    """A change of the shard count. It is done when the projection has passed it (`drained_at`)."""
+
+    shards_from: int = msgspec.field(name="from")
+    shards_to: int = msgspec.field(name="to")
+    requested_at: datetime
+    switched_at: datetime | None
+    drained_at: datetime | None
+    refused: str | None
+
+
+class ShardsView(Answer, frozen=True, kw_only=True):
+    """`resize` is the last change of the count, or the one under way."""
+
+    count: int
+    resize: ResizeView | None
+    shards: list[ShardView]
+
+
+class ResizeRequest(Request, frozen=True, kw_only=True):
+    """`from` must be the count of now, so that two wishes at a time cannot both be granted."""
+
+    shards_from: int = msgspec.field(name="from")
+    shards_to: Annotated[int, Meta(ge=1, le=VNODE_COUNT)] = msgspec.field(name="to")
 
 
 # The service itself

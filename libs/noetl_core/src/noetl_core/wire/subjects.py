@@ -3,8 +3,11 @@
 noetl.events.{shard}.batch           worker, reaper, other systems -> broker   (JetStream)
 noetl.events.{shard}.{type}          the same, one message of that type
 noetl.inbox.{shard}                  gateway -> broker: look into noetl.inbox now
+noetl.epochs                         checkpointer -> brokers: close the epochs of these shards
 noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
 noetl.commands.{shard}.worker.{id}   broker -> that worker
+noetl.shards.{role}                  shard-manager, owners -> owners: look who shall have what
+noetl.resize                         gateway -> shard-manager: another shard count is wished for
 noetl.log.{shard}                    broker -> projection: the log has grown (LOG_ENDED: to an end)
 noetl.executions.ended               projection -> gateways: these can be read as ended now
 """
@@ -15,7 +18,9 @@ EVENT_STREAM = "NOETL_EVENTS"
 EVENT_STREAM_SUBJECTS = ("noetl.events.>",)
 
 ANY_INBOX_WAKE = "noetl.inbox.*"
+EPOCHS_CLOSE = "noetl.epochs"
 EXECUTIONS_ENDED = "noetl.executions.ended"
+RESIZE_WISHED = "noetl.resize"
 
 LOG_ENDED = b"end"
 """Body of a log wake-up when an execution ended: somebody may be waiting, do not dawdle."""
@@ -46,8 +51,16 @@ def any_pool_wake(pool: str) -> str:
     return f"noetl.commands.*.pool.{pool}"
 
 
-def worker_wake(worker_id: WorkerId) -> str:
+def worker_wake(shard: ShardId, worker_id: WorkerId) -> str:
+    return f"noetl.commands.{shard}.worker.{worker_id}"
+
+
+def any_worker_wake(worker_id: WorkerId) -> str:
     return f"noetl.commands.*.worker.{worker_id}"
+
+
+def shards_wake(role: str) -> str:
+    return f"noetl.shards.{role}"
 
 
 def log_wake(shard: ShardId) -> str:

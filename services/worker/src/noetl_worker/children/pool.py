@@ -74,6 +74,8 @@ class ChildPool:
     """At most `size` children, started when they are first needed and kept."""
 
     def __init__(self, *, size: int, memory_mb: int, cpu_seconds: int) -> None:
+        self.size = size
+        self.busy = 0
         self._places = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._memory_mb = memory_mb
@@ -90,9 +92,11 @@ class ChildPool:
             await self._places.acquire()
         finally:
             self.waiting -= 1
+        self.busy += 1
         try:
             return await self._call_one(body)
         finally:
+            self.busy -= 1
             self._places.release()
 
     async def _call_one(self, body: bytes) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class DuckdbTool:
 
     def __init__(self, settings: Settings, *, calls_max: int) -> None:
         self._settings = settings
+        self.size = calls_max
+        self.busy = 0
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="duckdb")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -76,11 +78,14 @@ class DuckdbTool:
 
     async def _in_thread(self, session: Session) -> dict[str, Any]:
         running = self._threads.submit(session.run)
+        self.busy += 1
         try:
             return await asyncio.shield(asyncio.wrap_future(running))
         except asyncio.CancelledError:
             await asyncio.shield(_stop(session, running))
             raise
+        finally:
+            self.busy -= 1
 
 
 async def _stop(session: Session, running: Future[dict[str, Any]]) -> None:

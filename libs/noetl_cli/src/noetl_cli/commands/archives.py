@@ -1,0 +1,40 @@
+"""sql."""
+
+# ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sql(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="A SELECT over `event` and `result_ref`.")
+    ],
+    archive_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="D",
+            envvar="NOETL_ARCHIVE_DIR",
+            help="Where the archives are; by default those of `noetl dev`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Answer in JSON, one row a line.")
+    ] = False,
+) -> None:
+    """Ask the archives of what is past retention, with DuckDB. Nothing can be changed.
+
+    noetl sql "SELECT node_name, count(*) FROM event GROUP BY 1 ORDER BY 2 DESC"
+    """
+    from noetl_cli.archives import archive_directory, ask
+    from noetl_cli.terminal import print_json
+
+    answer = ask(query, archive_directory(archive_dir))
+    if as_json:
+        for row in answer.objects():
+            print_json(row)
+    else:
+        typer.echo(answer.table())

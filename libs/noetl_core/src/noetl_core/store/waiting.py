@@ -1,0 +1,200 @@
+"""What open executions wait for: their rows in the queue, and who lives to take them.
+
+Only reads. A row of noetl.command is read by its primary key, the processes are few.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from noetl_core.domain.ids import ExecutionId
+from noetl_core.domain.waiting import OpenGroup
+from noetl_core.domain.workers import Workers
+from noetl_core.store import runtime
+from noetl_core.store.postgres import Connection, Pool
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+ONLINE_SECONDS = 45.0
+"""A worker that was heard of so lately may take a command."""
+
+_GROUPS = """
+SELECT execution_id, step, pool, count(*), max(attempt) AS attempt,
+    min(available_at) AS next_at, requires,
+    CASE
+        WHEN status = 'leased' AND lease_until < now() THEN 'silent'
+        WHEN status = 'leased' THEN 'running'
+        WHEN status = 'held' THEN 'held'
+        WHEN available_at > now() THEN 'delayed'
+        ELSE 'ready'
+    END AS situation
+FROM noetl.command
+WHERE execution_id = ANY ($1::bigint[])
+GROUP BY execution_id, step, pool, requires, situation
+"""
+
+_OTHERS = """
+SELECT runtime->>'type' FROM noetl.runtime
+WHERE kind = 'worker_pool' AND status = 'ready'
+  AND heartbeat > now() - make_interval(secs => $1)
+"""
+
+# A flag of before its last event is of no meaning any more.
+_FLAGS = """
+SELECT d.execution_id, d.reason
+FROM noetl.dead_letter AS d JOIN noetl.execution AS x ON x.execution_id = d.execution_id
+WHERE d.execution_id = ANY ($1::bigint[]) AND d.source = 'reaper' AND d.created_at > x.updated_at
+"""
+
+
+class Situation(NamedTuple):
+    groups: list[OpenGroup]
+    flag: str | None = None
+
+
+async def situations(
+    conn: Connection | Pool, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Situation]:
+    """What is open of each of these executions, and whether the reaper has flagged it."""
+    if not execution_ids:
+        return {}
+    rows = await conn.fetch(_GROUPS, execution_ids)
+    is_ready = any(row["situation"] == "ready" for row in rows)
+    online = await _online(conn) if is_ready else _Online(Workers(), frozenset())
+    found = {execution_id: Situation([]) for execution_id in execution_ids}
+    for row in rows:
+        found[row["execution_id"]].groups.append(_group(row, online))
+    idle = [execution_id for execution_id, one in found.items() if not one.groups]
+    for row in await conn.fetch(_FLAGS, idle) if idle else []:
+        found[row["execution_id"]] = Situation([], row["reason"])
+    return found
+
+
+class _Online(NamedTuple):
+    workers: Workers
+    others: frozenset[str]
+    """Pools that workers of other systems serve; what those have is not known."""
+
+    def can_take(self, pool: str, requires: Iterable[str]) -> bool:
+        return pool in self.others or bool(self.workers.able(pool, frozenset(requires)))
+
+
+async def _online(conn: Connection | Pool) -> _Online:
+    workers = Workers(await runtime.live_workers(conn, live_seconds=ONLINE_SECONDS))
+    others = await conn.fetch(_OTHERS, ONLINE_SECONDS)
+    return _Online(workers, frozenset(row[0] for row in others))
+
+
+def _group(row: "Record", online: _Online) -> OpenGroup:
+    situation, requires = row["situation"], tuple(row["requires"] or ())
+    if situation == "ready" and not online.can_take(row["pool"], requires):
+        situation = "alone"
+    return OpenGroup(
+        step=row["step"],
+        pool=row["pool"],
+        commands=row["count"],
+        situation=situation,
+        requires=requires,
+        attempt=row["attempt"],
+        next_at=row["next_at"],
+    )
+
+
+class OpenCommandRow(NamedTuple):
+    command_id: str
+    step: str
+    status: str
+    pool: str
+    attempt: int
+    worker_id: str | None
+    silent_seconds: float | None
+    available_at: datetime
+    lease_until: datetime | None
+
+
+_COMMANDS = """
+SELECT command_id, step, status, pool, attempt, worker_id,
+       extract(epoch FROM now() - last_heartbeat)::double precision, available_at, lease_until
+FROM noetl.command WHERE execution_id = $1
+ORDER BY status = 'leased' DESC, available_at, command_id
+LIMIT $2
+"""
+
+
+async def open_commands(
+    conn: Connection | Pool, execution_id: ExecutionId, *, limit: int
+) -> list[OpenCommandRow]:
+    """Those that a worker holds first."""
+    rows = await conn.fetch(_COMMANDS, execution_id, limit)
+    return [OpenCommandRow(*row) for row in rows]
+
+
+class Surroundings(NamedTuple):
+    """What is around an execution: its shard, its mail, its timers, what was parked of it."""
+
+    shard_id: int
+    broker: str | None
+    projection: str | None
+    lag_ms: int | None
+    messages: int
+    oldest_message_seconds: float | None
+    timer: str | None
+    due_at: datetime | None
+    dead_letters: list[int]
+
+
+_SURROUNDINGS = """
+WITH own AS (
+    SELECT noetl.vnode($1) % value::integer AS shard_id
+    FROM noetl.setting WHERE name = 'shard_count'
+), mail AS (
+    SELECT count(*) AS messages,
+           extract(epoch FROM now() - min(created_at))::double precision AS oldest
+    FROM noetl.inbox WHERE execution_id = $1
+), next_timer AS (
+    SELECT timer, due_at FROM noetl.timer WHERE execution_id = $1 ORDER BY due_at LIMIT 1
+)
+SELECT
+    own.shard_id,
+    (SELECT owner_instance FROM noetl.execution_shard AS s
+     WHERE s.role = 'broker' AND s.shard_id = own.shard_id AND s.leased_until >= now()),
+    (SELECT owner_instance FROM noetl.execution_shard AS s
+     WHERE s.role = 'projection' AND s.shard_id = own.shard_id AND s.leased_until >= now()),
+    (SELECT lag_ms FROM noetl.projection_checkpoint AS p WHERE p.shard_id = own.shard_id),
+    mail.messages, mail.oldest,
+    (SELECT timer FROM next_timer), (SELECT due_at FROM next_timer),
+    ARRAY (SELECT dead_letter_id FROM noetl.dead_letter WHERE execution_id = $1
+           ORDER BY dead_letter_id DESC LIMIT 5)
+FROM own, mail
+"""
+
+
+async def surroundings(conn: Connection | Pool, execution_id: ExecutionId) -> Surroundings:
+    row = await conn.fetchrow(_SURROUNDINGS, execution_id)
+    assert row is not None, "a database has a shard count"
+    return Surroundings(*row)
+
+
+class LastError(NamedTuple):
+    event_type: str
+    node_name: str | None
+    attempt: int | None
+    error: str
+    created_at: datetime
+
+
+# Only near the end of the log: an error of long ago is not what it waits for.
+_LAST_ERROR = """
+SELECT event_type, node_name, attempt, error, created_at FROM (
+    SELECT event_id, event_type, node_name, attempt, error, created_at FROM noetl.event
+    WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1000
+) AS latest
+WHERE error IS NOT NULL
+ORDER BY event_id DESC LIMIT 1
+"""
+
+
+async def last_error(conn: Connection | Pool, execution_id: ExecutionId) -> LastError | None:
+    row = await conn.fetchrow(_LAST_ERROR, execution_id)
+    return None if row is None else LastError(*row)

@@ -1,0 +1,38 @@
+"""The sweeper: who has not been heard of is offline, what nobody needs any more is forgotten, and
+what the workers said last is written down where it can be asked for.
+"""
+
+import time
+
+import structlog
+
+from noetl_core.store import metric, topology
+from noetl_core.store.metric import Sample
+from noetl_core.store.postgres import Pool
+from noetl_core.wire.topology import RuntimeMember
+
+METRICS_FORGOTTEN_MAX = 10_000
+"""In one turn, so that a long absence is caught up with in steps."""
+
+log = structlog.get_logger()
+
+
+async def sweep(pool: Pool, *, offline_seconds: float, forget_seconds: float) -> None:
+    """One turn over noetl.runtime."""
+    _tell("runtime.offline", await topology.mark_stale(pool, silent_seconds=offline_seconds))
+    _tell("runtime.forgotten", await topology.forget_offline(pool, silent_seconds=forget_seconds))
+
+
+async def measure(pool: Pool, *, name: str, keep_seconds: float) -> bool:
+    """One turn over noetl.metric. True while there is more to forget."""
+    begun = time.perf_counter()
+    await metric.observe(pool)
+    forgotten = await metric.forget(pool, older_seconds=keep_seconds, limit=METRICS_FORGOTTEN_MAX)
+    taken = Sample("noetl_sweep_ms", (time.perf_counter() - begun) * 1000)
+    await metric.report(pool, [taken], kind="shard-manager", component=name)
+    return forgotten == METRICS_FORGOTTEN_MAX
+
+
+def _tell(what: str, members: list[RuntimeMember]) -> None:
+    for member in members:
+        log.info(what, kind=member.kind, name=member.name)

@@ -1,0 +1,115 @@
+"""What a client reads of an execution is the same, byte for byte, when it is in an archive."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.stack import running_stack
+from noetl_compactor.archive import Rules, archive_past
+from noetl_core.domain.retention import DAY_MS
+from noetl_core.domain.snowflake import Snowflake
+from noetl_core.process.clock import unix_ms
+from noetl_core.store.postgres import open_pool
+from support.flow import Flow
+from support.mock_api import Clinic, running_mock_api
+
+from .conftest import PATIENT_LEASES
+
+pytestmark = pytest.mark.slow
+
+# Loops, fan-out with failures, pages, pages within loops, children, arcs, retries, chunks.
+PLAYBOOKS: dict[str, Any] = {
+    "arcs": "COMPLETED",
+    "collections": "COMPLETED",
+    "fanout_partial_failure": "COMPLETED",
+    "pagination": "COMPLETED",
+    "loop_with_pagination": "COMPLETED",
+    "nested_outer": "COMPLETED",
+    "streaming_chunks": "COMPLETED",
+    "edited": "COMPLETED",
+}
+
+
+@pytest.fixture
+async def own_flow(tmp_path: Path) -> AsyncIterator[Flow]:
+    with (
+        running_mock_api(Clinic(facilities=2, patients=2)) as api,
+        running_stack(tmp_path, **PATIENT_LEASES) as stack,
+    ):
+        flow = Flow(stack, api)
+        await flow.prepare()
+        yield flow
+        await stack.client.aclose()
+
+
+async def bodies(flow: Flow, execution_id: int) -> dict[str, bytes]:
+    """Every answer about an execution, as the bytes that came."""
+    base = f"/api/executions/{execution_id}"
+    steps = (await flow.stack.client.get(f"{base}/steps")).json()
+    paths = [base, f"{base}/steps", f"{base}/children", f"{base}/events?limit=1000"]
+    for step, view in steps.items():
+        paths += [f"{base}/trace/{step}", f"{base}/steps/{step}/result"]
+        assert view is not None
+    found = {}
+    for path in paths:
+        answer = await flow.stack.client.get(path)
+        found[path] = str(answer.status_code).encode() + b" " + answer.content
+    return found
+
+
+async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow) -> None:
+    executions = []
+    for playbook in PLAYBOOKS:
+        execution_id = await own_flow.start(playbook)
+        await own_flow.stack.until_ended(execution_id)
+        executions += [execution_id, *await own_flow.children(execution_id)]
+    for execution_id in executions:
+        await own_flow._read(execution_id)
+    before = {one: await bodies(own_flow, one) for one in executions}
+    events = await own_flow.stack.query("SELECT count(*) FROM noetl.event")
+
+    archived = await archive_all(own_flow)
+
+    assert archived == events[0]["count"]
+    assert (await own_flow.stack.query("SELECT count(*) FROM noetl.event"))[0]["count"] == 0
+    assert (await own_flow.stack.query("SELECT count(*) FROM noetl.result_ref"))[0]["count"] == 0
+    for one in executions:
+        after = await bodies(own_flow, one)
+        for path, body in before[one].items():
+            assert after[path] == body, path
+    bodies_of_traces = [
+        body for found in before.values() for path, body in found.items() if "/trace/" in path
+    ]
+    traces = [json.loads(body[4:]) for body in bodies_of_traces if body.startswith(b"200")]
+    assert len(traces) > len(executions)
+    assert all(trace["is_complete"] for trace in traces)
+    assert max(len(trace["links"]) for trace in traces) > 2
+    kinds = {link["type"] for trace in traces for link in trace["links"]}
+    assert kinds >= {"db", "eventlog", "pages"}
+
+
+async def archive_all(flow: Flow) -> int:
+    """As the compactor will when all of this is past retention."""
+    root = flow.stack.data_dir / "store" / "archive"
+    rules = Rules(root, Snowflake(node=9, now_ms=unix_ms).mint, unix_ms() + 15 * DAY_MS)
+    async with open_pool(flow.stack.info["dsn"], role="noetl_compactor", size_max=2) as pool:
+        return await archive_past(pool, rules)
+
+
+async def test_an_archived_execution_runs_again_but_does_not_go_on(own_flow: Flow) -> None:
+    execution_id = await own_flow.start("arcs")
+    await own_flow.stack.until_ended(execution_id)
+    await own_flow._read(execution_id)
+    await archive_all(own_flow)
+    post = own_flow.stack.client.post
+
+    retried = await post(f"/api/executions/{execution_id}/retry", json={"step": "start"})
+    again = await post(f"/api/executions/{execution_id}/rerun", json={})
+
+    assert retried.status_code == 409, retried.text
+    assert "in an archive" in retried.json()["detail"]
+    assert again.status_code == 202, again.text
+    await own_flow.ended(int(again.json()["execution_id"]))

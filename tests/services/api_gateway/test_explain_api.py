@@ -1,0 +1,208 @@
+"""What an execution waits for at this moment, and why it stands where it stands."""
+
+from typing import Any
+
+import msgspec
+
+from noetl_core.domain.ids import CommandId, ExecutionId, StepName
+from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
+from noetl_core.store import runtime
+from noetl_core.store.postgres import Pool
+from noetl_core.store.runtime import Registration
+from services.api_gateway.conftest import Client
+from services.api_gateway.given import an_event, an_execution
+
+
+async def a_command(database: Pool, step: str = "load", **columns: Any) -> None:
+    names = ["execution_id", "command_id", "shard_id", "step", "payload", *columns]
+    values = [1, f"{step}.1#1", 0, step, b"", *columns.values()]
+    places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+    await database.execute(
+        f"INSERT INTO noetl.command ({', '.join(names)}) VALUES ({places})", *values
+    )
+
+
+async def later(pool: Pool, column: str, seconds: float) -> None:
+    await pool.execute(
+        f"UPDATE noetl.command SET {column} = now() + make_interval(secs => $1)", seconds
+    )
+
+
+async def a_worker(pool: Pool, pools: str) -> None:
+    registration = Registration(name=f"worker-{pools}", kind="worker", labels={"pool": pools})
+    async with pool.acquire() as conn, conn.transaction():
+        await runtime.register(conn, registration, lambda node: 1000 + node)
+
+
+async def waiting_on(client: Client) -> str:
+    one = (await client.get("/api/executions/1")).json()["waiting_on"]
+    listed = (await client.get("/api/executions")).json()["items"][0]["waiting_on"]
+    explained = (await client.get("/api/executions/1/explain")).json()["waiting_on"]
+    assert one == listed == explained
+    return str(one)
+
+
+async def sentences(client: Client) -> str:
+    answer = await client.get("/api/executions/1/explain")
+    assert answer.status_code == 200, answer.text
+    return "\n".join(answer.json()["sentences"])
+
+
+class TestWaitingOn:
+    async def test_it_says_that_no_worker_of_the_pool_is_online(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, pool="gpu")
+        await a_worker(pool, "cpu")
+
+        assert await waiting_on(client) == (
+            "1 command of step `load` waits for a worker of pool `gpu`, and none is online"
+        )
+        assert "start a worker with NOETL_WORKER_POOL=gpu" in await sentences(client)
+
+    async def test_it_says_what_a_worker_must_have(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, requires=["zone=eu"])
+        await a_worker(pool, "cpu")
+
+        assert "of pool `cpu` that has `zone=eu`, and none is online" in await waiting_on(client)
+
+    async def test_it_waits_for_a_free_worker_where_there_is_one(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool)
+        await a_worker(pool, "gpu,cpu")
+
+        assert await waiting_on(client) == (
+            "1 command of step `load` waits for a free worker of pool `cpu`"
+        )
+
+    async def test_a_worker_of_another_system_counts(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, pool="java")
+        body = {"name": "worker-java", "runtime": "java"}
+        await client.post("/api/worker/pool/register", json=body)
+
+        assert "a free worker of pool `java`" in await waiting_on(client)
+
+    async def test_it_says_when_the_next_attempt_is(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, attempt=3)
+        await later(pool, "available_at", 3600)
+        when = await pool.fetchval("SELECT available_at FROM noetl.command")
+
+        sentence = await waiting_on(client)
+
+        assert sentence.startswith("1 command of step `load` will be tried again (attempt 3) at ")
+        assert sentence.endswith(when.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        assert "goes on by itself" in await sentences(client)
+
+    async def test_what_runs_comes_first(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, "one", status="leased", worker_id="w1")
+        await later(pool, "lease_until", 60)
+        await a_command(pool, "two", pool="gpu")
+
+        assert await waiting_on(client) == (
+            "1 command of step `one` is running; "
+            "1 command of step `two` waits for a worker of pool `gpu`, and none is online"
+        )
+        assert "Worker `w1` holds `one.1#1`" in await sentences(client)
+
+    async def test_a_silent_worker_is_told_from_one_that_runs(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, status="leased", worker_id="w1")
+        await later(pool, "lease_until", -1)
+
+        assert "lost with a worker that fell silent" in await waiting_on(client)
+
+    async def test_what_the_state_says_stands_where_no_command_is_open(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+
+        assert await waiting_on(client) == "a worker"
+
+    async def test_a_flag_stands_until_the_next_event(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await pool.execute(
+            "INSERT INTO noetl.dead_letter (execution_id, source, body, reason)"
+            " VALUES (1, 'reaper', '', 'no token moves')"
+        )
+
+        assert await waiting_on(client) == "nothing can move it: no token moves"
+        assert "noetl cancel 1" in await sentences(client)
+
+        await pool.execute("UPDATE noetl.execution SET updated_at = now() + interval '1 s'")
+        assert await waiting_on(client) == "a worker"
+
+
+class TestExplain:
+    async def test_it_names_the_child_the_timer_and_the_last_error(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        command = OpenCommand(
+            step=StepName("call"),
+            visit=1,
+            parked=Parked(kind="playbook", child=ExecutionId(42)),
+        )
+        state = ExecutionState(
+            execution_id=ExecutionId(1), commands={CommandId("call.1#1"): command}
+        )
+        await pool.execute(
+            "UPDATE noetl.execution SET state = $1", msgspec.json.encode(state).decode()
+        )
+        await pool.execute(
+            "INSERT INTO noetl.timer VALUES (1, 'wait:call.1#1', '2030-01-01T00:00:00Z')"
+        )
+        event = await an_event(pool, 1, event_type="call.error")
+        await pool.execute(
+            "UPDATE noetl.event SET error = $2, attempt = 2, node_name = 'load'"
+            " WHERE event_id = $1",
+            event,
+            '{"kind": "http", "message": "503"}',
+        )
+
+        text = await sentences(client)
+
+        assert "`noetl explain 42`" in text
+        assert "runs out at 2030-01-01T00:00:00Z" in text
+        assert "The last error: http: 503 in step `load`, attempt 2" in text
+
+    async def test_it_says_that_nobody_owns_the_shard(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await pool.execute(
+            "INSERT INTO noetl.inbox (shard_id, execution_id, body) VALUES (0, 1, '')"
+        )
+
+        text = await sentences(client)
+
+        assert "No broker owns its shard" in text
+        assert "1 message for it wait" in text
+
+    async def test_of_one_that_has_ended_it_says_how(self, client: Client, pool: Pool) -> None:
+        error = {"kind": "http", "message": "no"}
+        await an_execution(pool, 1, status="FAILED", error=error)
+
+        text = await sentences(client)
+
+        assert "ended as FAILED" in text
+        assert "The reason: http: no" in text
+        assert "`noetl retry 1`" in text
+
+    async def test_of_one_that_is_accepted_and_not_begun_it_says_so(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await pool.execute(
+            "INSERT INTO noetl.inbox (shard_id, execution_id, body) VALUES (0, 1, '')"
+        )
+
+        assert "waiting for the broker to start it" in await sentences(client)
+
+    async def test_of_nothing_there_is_nothing_to_say(self, client: Client) -> None:
+        assert (await client.get("/api/executions/7/explain")).status_code == 404

@@ -1,0 +1,250 @@
+"""The runtime control loop over HTTP: register, heartbeat, deregister, lists, metrics."""
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from noetl_api_gateway.app import build_app
+from noetl_api_gateway.endpoint import Gateway
+from noetl_core.domain.ids import RuntimeId
+from noetl_core.store import runtime, topology
+from noetl_core.store.postgres import Pool
+from noetl_core.store.runtime import Registration
+from services.api_gateway.conftest import Client
+
+POOL = {
+    "name": "worker-cpu",
+    "runtime": "cpu",
+    "uri": "local://here",
+    "status": "ready",
+    "capacity": 8,
+    "labels": ["fast"],
+    "pid": 7,
+    "hostname": "here",
+}
+
+
+async def post(client: Client, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    answer = await client.post(path, json=body)
+    return answer.status_code, answer.json()
+
+
+async def get(client: Client, path: str) -> Any:
+    answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def a_worker(pool: Pool, name: str, **report: Any) -> RuntimeId:
+    """A worker of ours, as its own process registers it."""
+    registration = Registration(
+        name=name, kind="worker", capacity=4, labels={"pool": "gpu,cpu", "zone": "eu"}
+    )
+    async with pool.acquire() as conn, conn.transaction():
+        runtime_id, _ = await runtime.register(conn, registration, lambda node: 1000 + node)
+    await runtime.heartbeat(pool, runtime_id, name=name, report=report)
+    return runtime_id
+
+
+class TestRegistration:
+    async def test_a_pool_is_registered_once_and_then_replaced(self, client: Client) -> None:
+        first = await post(client, "/api/worker/pool/register", POOL)
+        again = await post(client, "/api/worker/pool/register", {**POOL, "capacity": 9})
+
+        assert first[0] == again[0] == 200
+        assert first[1]["runtime_id"] == again[1]["runtime_id"]
+        (item,) = (await get(client, "/api/runtimes"))["items"]
+        assert (item["kind"], item["name"], item["capacity"]) == ("worker_pool", "worker-cpu", 9)
+        assert item["runtime"] == {"type": "cpu", "pid": 7, "hostname": "here"}
+
+    async def test_a_pool_must_say_which_commands_it_runs(self, client: Client) -> None:
+        status, problem = await post(client, "/api/worker/pool/register", {"name": "w"})
+
+        assert status == 422
+        assert "runtime" in problem["detail"]
+
+    async def test_a_server_is_registered_by_its_url(self, client: Client) -> None:
+        body = {"name": "server-a", "component_type": "server_api", "base_url": "http://a:8083"}
+
+        status, _ = await post(client, "/api/runtime/register", body)
+
+        assert status == 200
+        (item,) = (await get(client, "/api/runtimes?kind=server_api"))["items"]
+        assert item["uri"] == "http://a:8083"
+
+    async def test_a_process_of_ours_cannot_be_overwritten(
+        self, client: Client, pool: Pool
+    ) -> None:
+        async with pool.acquire() as conn, conn.transaction():
+            await runtime.register(
+                conn, Registration(name="b1", kind="broker"), lambda node: 1000 + node
+            )
+        body = {"name": "b1", "component_type": "broker"}
+
+        status, problem = await post(client, "/api/runtime/register", body)
+        gone = await client.request("DELETE", "/api/runtime/deregister", json=body)
+
+        assert (status, gone.status_code) == (409, 404)
+        assert "choose another" in problem["detail"]
+        assert await runtime.live_count(pool, "broker") == 1
+
+    async def test_a_broker_of_another_system_is_not_counted_as_one_of_ours(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await post(client, "/api/runtime/register", {"name": "b", "component_type": "broker"})
+
+        assert await runtime.live_count(pool, "broker") == 0
+
+
+class TestHeartbeat:
+    async def test_it_brings_back_who_was_offline_and_says_what_is_in_use(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await post(client, "/api/worker/pool/register", POOL)
+        await pool.execute("UPDATE noetl.runtime SET heartbeat = now() - interval '1 hour'")
+        await topology.mark_stale(pool, silent_seconds=45)
+        assert (await get(client, "/api/workers"))["items"][0]["status"] == "offline"
+
+        status, body = await post(
+            client, "/api/worker/pool/heartbeat", {"name": "worker-cpu", "running": 3}
+        )
+
+        assert (status, body["recreated"]) == (200, False)
+        (worker,) = (await get(client, "/api/workers"))["items"]
+        assert (worker["status"], worker["slots"]) == ("ready", 8)
+        assert (worker["running"], worker["free"]) == (3, 5)
+        assert worker["hostname"] == "here"
+        assert worker["heartbeat_age_seconds"] < 5
+
+    async def test_one_that_is_unknown_is_registered_if_it_says_enough(
+        self, client: Client
+    ) -> None:
+        status, body = await post(client, "/api/worker/pool/heartbeat", POOL)
+
+        assert (status, body["recreated"]) == (200, True)
+
+    async def test_one_that_is_unknown_and_says_nothing_is_told_what_to_do(
+        self, client: Client
+    ) -> None:
+        status, problem = await post(client, "/api/worker/pool/heartbeat", {"name": "w"})
+
+        assert status == 404
+        assert "POST /api/worker/pool/register" in problem["detail"]
+
+    async def test_nobody_is_recreated_where_that_is_turned_off(self, gateway: Gateway) -> None:
+        app = build_app(replace(gateway, auto_recreate_runtime=False))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            status, _ = await post(client, "/api/worker/pool/heartbeat", POOL)
+
+        assert status == 404
+
+    async def test_a_server_has_one_too(self, client: Client) -> None:
+        body = {"name": "s", "component_type": "server_api"}
+        await post(client, "/api/runtime/register", body)
+
+        status, _ = await post(client, "/api/runtime/heartbeat", body)
+
+        assert status == 200
+
+
+class TestDeregistration:
+    async def test_by_body_or_by_query_it_is_offline_and_not_gone(self, client: Client) -> None:
+        for _ in range(2):
+            await post(client, "/api/worker/pool/register", POOL)
+        body = {"name": "worker-cpu"}
+
+        by_body = await client.request("DELETE", "/api/worker/pool/deregister", json=body)
+        by_query = await client.delete("/api/worker/pool/deregister?name=worker-cpu")
+
+        assert (by_body.status_code, by_query.status_code) == (200, 200)
+        (item,) = (await get(client, "/api/runtimes"))["items"]
+        assert item["status"] == "offline"
+
+    async def test_of_nobody_is_said_to_be_of_nobody(self, client: Client) -> None:
+        answer = await client.delete("/api/runtime/deregister?name=x&component_type=server_api")
+
+        assert answer.status_code == 404
+
+
+class TestLists:
+    async def test_a_worker_shows_its_live_capacity(self, client: Client, pool: Pool) -> None:
+        tools = {"python": {"slots": 2, "free": 1}}
+        await a_worker(pool, "worker-1", running=3, free=1, tools=tools)
+
+        (worker,) = (await get(client, "/api/workers"))["items"]
+
+        assert worker["pools"] == ["gpu", "cpu"]
+        assert worker["labels"] == {"zone": "eu"}
+        assert (worker["slots"], worker["running"], worker["free"]) == (4, 3, 1)
+        assert worker["tools"] == tools
+
+    async def test_a_pool_is_its_ready_workers_together(self, client: Client, pool: Pool) -> None:
+        for name, running in (("worker-1", 3), ("worker-2", 1)):
+            await a_worker(pool, name, running=running, free=4 - running)
+        gone = await a_worker(pool, "worker-3", running=4, free=0)
+        await runtime.mark_offline(pool, [gone])
+        await pool.execute('UPDATE noetl.runtime SET labels = labels || \'{"pool_name": "ours"}\'')
+        await post(client, "/api/worker/pool/register", POOL)
+
+        pools = (await get(client, "/api/worker/pools"))["items"]
+
+        assert [(p["runtime"], p["name"], p["workers"]) for p in pools] == [
+            ("cpu", "ours", 2),
+            ("cpu", "worker-cpu", 1),
+            ("gpu", "ours", 2),
+        ]
+        assert (pools[0]["capacity"], pools[0]["running"], pools[0]["free"]) == (8, 4, 4)
+        assert pools[0]["members"] == ["worker-1", "worker-2", "worker-3"]
+
+    async def test_who_was_replaced_by_its_successor_is_not_shown(
+        self, client: Client, pool: Pool
+    ) -> None:
+        for _ in range(2):
+            await a_worker(pool, "worker-1")
+
+        assert len((await get(client, "/api/workers"))["items"]) == 1
+
+
+class TestMetrics:
+    async def test_what_is_reported_can_be_asked_for(self, client: Client) -> None:
+        await post(client, "/api/worker/pool/register", POOL)
+        metrics = [
+            {"name": "queue", "value": 3, "labels": {"pool": "cpu"}},
+            {"name": "busy", "value": 0.5, "reported_at": "2026-01-01T00:00:00Z"},
+        ]
+        body = {"component": "worker-cpu", "metrics": metrics}
+
+        status, answer = await post(client, "/api/metrics/report", body)
+
+        assert (status, answer) == (202, {"accepted": 2})
+        (queue,) = (await get(client, "/api/metrics/query?name=queue"))["items"]
+        assert queue["value"] == 3
+        labels = {"pool": "cpu", "component": "worker-cpu", "kind": "worker_pool"}
+        assert queue["labels"] == labels
+        recent = await get(client, "/api/metrics/query?since=2026-01-02T00:00:00Z")
+        assert [item["name"] for item in recent["items"]] == ["queue"]
+        assert (await get(client, "/api/metrics/query?component=other"))["items"] == []
+
+    async def test_pages_follow_each_other(self, client: Client) -> None:
+        metrics = [{"name": "m", "value": number} for number in range(5)]
+        await post(client, "/api/metrics/report", {"component": "c", "metrics": metrics})
+        seen, before = [], ""
+
+        while before is not None:
+            page = await get(client, f"/api/metrics/query?limit=2{before and '&before=' + before}")
+            seen += [item["value"] for item in page["items"]]
+            before = page["next_before"]
+
+        assert seen == [4, 3, 2, 1, 0]
+
+    async def test_a_time_without_a_zone_is_refused(self, client: Client) -> None:
+        metrics = [{"name": "m", "value": 1, "reported_at": "2026-01-01T00:00:00"}]
+
+        status, problem = await post(
+            client, "/api/metrics/report", {"component": "c", "metrics": metrics}
+        )
+
+        assert status == 422
+        assert "timezone" in problem["detail"]

@@ -1,0 +1,122 @@
+"""Results with a time to live, and keys of old requests, go when their time is over."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from noetl_compactor.expire import expire, forget_keys
+from noetl_core.blob import ReferenceNotAvailableError, ResultStore
+from noetl_core.blob.file_tier import FileTier
+from noetl_core.domain.envelope import Reference
+from noetl_core.domain.ids import ExecutionId, RefId
+from noetl_core.store.postgres import Pool, open_pool
+
+ONE = ExecutionId(5)
+LATER = timedelta(hours=1)
+
+_RESULT = """
+INSERT INTO noetl.result_ref (
+    execution_id, ref_id, step, store_tier, physical_uri, bytes, sha256, inline, expires_at
+)
+VALUES ($1, $2, 'load', $3, $4, $5, $6, $7, $8)
+"""
+
+
+@pytest.fixture
+async def compactor_pool(database: str) -> AsyncIterator[Pool]:
+    async with open_pool(database, role="noetl_compactor", size_max=2) as opened:
+        yield opened
+
+
+async def a_result(
+    pool: Pool, ref_id: int, *, uri: str | None = None, lives_for: timedelta | None
+) -> Reference:
+    body = b'{"a": 1}'
+    await pool.execute(
+        _RESULT,
+        *(ONE, ref_id, "db" if uri is None else "pvc", uri, len(body)),
+        hashlib.sha256(body).digest(),
+        body if uri is None else None,
+        None if lives_for is None else datetime.now(UTC) + lives_for,
+    )
+    return Reference(ref_id=RefId(ref_id), type="db" if uri is None else "object_store")
+
+
+async def test_an_expired_result_is_removed_and_its_reader_is_told(
+    pool: Pool, compactor_pool: Pool, tmp_path: Path
+) -> None:
+    tier = FileTier(tmp_path)
+    uri = await tier.put(ONE, "load.1#1", b'{"a": 1}')
+    inline = await a_result(pool, 1, lives_for=-LATER)
+    filed = await a_result(pool, 2, uri=uri, lives_for=-LATER)
+
+    removed = await expire(compactor_pool, {"pvc": tier})
+
+    assert removed == 2
+    assert not tier.path(uri).exists()
+    assert await pool.fetchval("SELECT inline FROM noetl.result_ref WHERE ref_id = 1") == b""
+    for reference in (inline, filed):
+        with pytest.raises(ReferenceNotAvailableError, match="expired at"):
+            await ResultStore(store_dir=str(tmp_path)).get(pool, ONE, reference)
+    assert await expire(compactor_pool, {"pvc": tier}) == 0
+
+
+async def test_a_result_is_gone_for_readers_before_it_is_removed(pool: Pool) -> None:
+    reference = await a_result(pool, 1, lives_for=-LATER)
+
+    with pytest.raises(ReferenceNotAvailableError, match="expired at"):
+        await ResultStore().get(pool, ONE, reference)
+
+
+async def test_results_whose_time_is_not_over_stay(pool: Pool, compactor_pool: Pool) -> None:
+    living = await a_result(pool, 1, lives_for=LATER)
+    endless = await a_result(pool, 2, lives_for=None)
+
+    assert await expire(compactor_pool, {}) == 0
+
+    for reference in (living, endless):
+        assert await ResultStore().get(pool, ONE, reference) == {"a": 1}
+
+
+async def test_a_turn_that_died_after_it_removed_the_file_is_finished_by_the_next(
+    pool: Pool, compactor_pool: Pool, tmp_path: Path
+) -> None:
+    tier = FileTier(tmp_path)
+    await a_result(pool, 1, uri="pvc:05/5/gone", lives_for=-LATER)
+
+    assert await expire(compactor_pool, {"pvc": tier}) == 1
+
+
+async def test_a_result_in_a_tier_that_is_not_configured_stays(
+    pool: Pool, compactor_pool: Pool
+) -> None:
+    await a_result(pool, 1, uri="pvc:05/5/elsewhere", lives_for=-LATER)
+
+    assert await expire(compactor_pool, {}) == 0
+    assert (
+        await pool.fetchval("SELECT count(*) FROM noetl.result_ref WHERE removed_at IS NULL") == 1
+    )
+
+
+async def test_what_has_not_expired_cannot_be_removed(pool: Pool, compactor_pool: Pool) -> None:
+    await a_result(pool, 1, lives_for=LATER)
+
+    assert await compactor_pool.fetchval("SELECT noetl.remove_expired('{5}', '{1}')") == 0
+
+
+async def test_only_old_keys_are_forgotten(pool: Pool, compactor_pool: Pool) -> None:
+    for key, age in (("old", timedelta(days=40)), ("young", timedelta(days=2))):
+        await pool.execute(
+            "INSERT INTO noetl.idempotency (idempotency_key, fingerprint, execution_id, created_at)"
+            " VALUES ($1, '', 1, now() - $2::interval)",
+            key,
+            age,
+        )
+
+    removed = await forget_keys(compactor_pool, before=datetime.now(UTC) - timedelta(days=30))
+
+    assert removed == 1
+    assert await pool.fetchval("SELECT idempotency_key FROM noetl.idempotency") == "young"

@@ -1,0 +1,104 @@
+"""The sweeper: who is offline, who is forgotten, and what is written down of the workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from noetl_core.process.service import Service, serving
+from noetl_core.store import metric
+from noetl_core.store.metric import Sample
+from noetl_core.store.postgres import Pool, open_pool
+from noetl_shard_manager.config import ShardManagerConfig
+from noetl_shard_manager.main import start
+from noetl_shard_manager.sweep import measure, sweep
+
+
+@pytest.fixture
+async def manager_pool(database: str) -> AsyncIterator[Pool]:
+    async with open_pool(database, role="noetl_shard_manager", size_max=2) as opened:
+        yield opened
+
+
+async def add_process(pool: Pool, number: int, *, silent_seconds: float, status: str) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.runtime (runtime_id, name, kind, status, heartbeat, runtime)"
+        " VALUES ($1::bigint, 'p' || $1::bigint, 'worker', $2,"
+        ' now() - make_interval(secs => $3), \'{"running": 3, "free": 5, "pid": 7}\')',
+        number,
+        status,
+        silent_seconds,
+    )
+
+
+async def statuses(pool: Pool) -> dict[str, str]:
+    rows = await pool.fetch("SELECT name, status FROM noetl.runtime WHERE kind = 'worker'")
+    return {row["name"]: row["status"] for row in rows}
+
+
+async def test_a_silent_process_is_offline_and_is_forgotten_after_a_day(
+    pool: Pool, manager_pool: Pool
+) -> None:
+    await add_process(pool, 1, silent_seconds=5, status="ready")
+    await add_process(pool, 2, silent_seconds=60, status="ready")
+    await add_process(pool, 3, silent_seconds=60, status="draining")
+    await add_process(pool, 4, silent_seconds=90_000, status="offline")
+    await add_process(pool, 5, silent_seconds=80_000, status="offline")
+
+    await sweep(manager_pool, offline_seconds=45, forget_seconds=86_400)
+
+    offline = dict.fromkeys(("p2", "p3", "p5"), "offline")
+    assert await statuses(pool) == {"p1": "ready"} | offline
+
+
+async def test_what_the_workers_said_last_is_written_down(pool: Pool, manager_pool: Pool) -> None:
+    await add_process(pool, 1, silent_seconds=5, status="ready")
+    await add_process(pool, 2, silent_seconds=60, status="offline")
+    for number in range(3):
+        await pool.execute(
+            "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+            " VALUES ($1, 'a.1#1', 0, 'a', '')",
+            number,
+        )
+
+    await measure(manager_pool, name="m", keep_seconds=60)
+
+    rows = await pool.fetch("SELECT name, value, labels->>'component' FROM noetl.metric")
+    found = {(row[0], row[2]): row[1] for row in rows if row[0] != "noetl_sweep_ms"}
+    assert found == {
+        ("noetl_workers_active", "system"): 1,
+        ("noetl_queue_pending", "system"): 3,
+        ("noetl_queue_leased", "system"): 0,
+        ("noetl_queue_held", "system"): 0,
+        ("noetl_worker_running", "p1"): 3,
+        ("noetl_worker_free", "p1"): 5,
+    }
+
+
+async def test_old_metrics_are_forgotten(pool: Pool, manager_pool: Pool) -> None:
+    await metric.report(pool, [Sample("old", 1.0), Sample("new", 1.0)], kind="k", component="c")
+    await pool.execute(
+        "UPDATE noetl.metric SET reported_at = now() - interval '1 hour' WHERE name = 'old'"
+    )
+
+    assert not await measure(manager_pool, name="m", keep_seconds=60)
+
+    names = {row[0] for row in await pool.fetch("SELECT name FROM noetl.metric")}
+    assert "new" in names
+    assert "old" not in names
+
+
+async def test_the_service_sweeps_and_measures(pool: Pool, database: str, nats_url: str) -> None:
+    await add_process(pool, 1, silent_seconds=60, status="ready")
+    config = ShardManagerConfig(
+        postgres_dsn=database,
+        nats_url=nats_url,
+        server_sweep_interval=0.05,
+        server_metrics_interval=0.05,
+    )
+
+    async with serving(Service("shard-manager", config), start), asyncio.timeout(10):
+        while (await statuses(pool))["p1"] != "offline":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        while not await pool.fetchval("SELECT count(*) FROM noetl.metric"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)

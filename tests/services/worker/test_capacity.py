@@ -1,0 +1,73 @@
+"""What a worker says of itself in noetl.runtime: once at the start, and with every heartbeat."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from noetl_core.store.postgres import Pool
+from noetl_worker.config import WorkerConfig
+from services.worker.desk import config, working
+
+
+async def said(pool: Pool, name: str = "worker-a") -> dict[str, Any]:
+    """The row of the worker as soon as a heartbeat has said what is in use."""
+    found = None
+    async with asyncio.timeout(10):
+        while found is None:
+            await asyncio.sleep(0.05)
+            found = await pool.fetchrow(
+                "SELECT capacity, labels, runtime FROM noetl.runtime"
+                " WHERE kind = 'worker' AND name = $1 AND runtime ? 'free'",
+                name,
+            )
+    labels, runtime = msgspec.json.decode(found["labels"]), msgspec.json.decode(found["runtime"])
+    return {"capacity": found["capacity"], "labels": labels, **runtime}
+
+
+async def test_every_heartbeat_says_how_much_is_in_use(
+    database: str, nats_url: str, pool: Pool
+) -> None:
+    configuration = config(
+        database,
+        nats_url,
+        worker_heartbeat_interval=0.05,
+        worker_slots=7,
+        python_processes=3,
+        worker_tool_slots=("http=5",),
+    )
+
+    async with working(configuration):
+        found = await said(pool)
+
+    assert (found["capacity"], found["slots"], found["running"], found["free"]) == (7, 7, 0, 7)
+    assert found["tools"]["python"] == {"slots": 3, "free": 3}
+    assert found["tools"]["http"] == {"slots": 5, "free": 5}
+    assert found["pid"] > 0
+
+
+async def test_the_other_names_of_pool_and_slots_count(
+    database: str, nats_url: str, pool: Pool
+) -> None:
+    configuration = config(
+        database,
+        nats_url,
+        worker_heartbeat_interval=0.05,
+        worker_pool_runtime="gpu",
+        worker_pool_name="big ones",
+        worker_capacity=2,
+        worker_labels=("fast", "zone=eu"),
+    )
+
+    async with working(configuration):
+        found = await said(pool)
+
+    assert found["capacity"] == found["slots"] == 2
+    labels = {"pool": "gpu", "pool_name": "big ones", "fast": "true", "zone": "eu"}
+    assert found["labels"] == labels
+
+
+def test_without_another_name_the_plain_one_counts() -> None:
+    plain = WorkerConfig(postgres_dsn="", worker_pool="cpu", worker_slots=3)
+
+    assert (plain.pool, plain.slots) == ("cpu", 3)
