@@ -1,5 +1,6 @@
 """What a client reads of an execution is the same, byte for byte, when it is in an archive."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from support.mock_api import Clinic, running_mock_api
 from .conftest import PATIENT_LEASES
 
 pytestmark = pytest.mark.slow
+
+_mint = Snowflake(node=9, now_ms=unix_ms).mint
 
 # Loops, fan-out with failures, pages, pages within loops, children, arcs, retries, chunks.
 PLAYBOOKS: dict[str, Any] = {
@@ -94,7 +97,7 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow) -> None:
 async def archive_all(flow: Flow) -> int:
     """As the compactor will when all of this is past retention."""
     root = flow.stack.data_dir / "store" / "archive"
-    rules = Rules(root, Snowflake(node=9, now_ms=unix_ms).mint, unix_ms() + 15 * DAY_MS)
+    rules = Rules(root, _mint, unix_ms() + 15 * DAY_MS)
     async with open_pool(flow.stack.info["dsn"], role="noetl_compactor", size_max=2) as pool:
         return await archive_past(pool, rules)
 
@@ -113,3 +116,33 @@ async def test_an_archived_execution_runs_again_but_does_not_go_on(own_flow: Flo
     assert "in an archive" in retried.json()["detail"]
     assert again.status_code == 202, again.text
     await own_flow.ended(int(again.json()["execution_id"]))
+
+
+async def test_what_runs_goes_on_while_everything_else_is_archived(own_flow: Flow) -> None:
+    waiting = await own_flow.start("waiting")
+    await own_flow.until(waiting, "command.parked", step="listen")
+    ended = await own_flow.start("arcs")
+    await own_flow.stack.until_ended(ended)
+    await own_flow._read(ended)
+
+    busy = [await own_flow.start("nested_outer") for _ in range(4)]
+    for _ in range(6):
+        await archive_all(own_flow)
+        await asyncio.sleep(0.5)
+    await own_flow.signal(waiting, "news", data={"text": "it"})
+    await own_flow.until(waiting, "command.parked", step="ask")
+    await own_flow.signal(waiting, "ask", by="ann", data={"reason": "why not"})
+
+    await own_flow.ended(waiting)
+    for execution_id in busy:
+        answer = await own_flow.stack.client.get(f"/api/executions/{execution_id}?wait=60")
+        assert answer.json()["status"] == "COMPLETED"
+    for execution_id in (ended, waiting, *busy):
+        log = await own_flow.stack.client.get(f"/api/executions/{execution_id}/events?limit=1000")
+        keys = [item["event_type"] for item in log.json()["items"]]
+        assert keys[0] == "execution.started"
+        assert keys.count("execution.completed") == 1
+    archived = await own_flow.stack.query(
+        "SELECT sum(item_count) FROM noetl.manifest WHERE kind = 'archive'"
+    )
+    assert archived[0]["sum"] > 0

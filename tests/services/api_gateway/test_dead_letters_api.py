@@ -69,7 +69,7 @@ class TestList:
     async def test_pages_go_from_the_newest_to_the_oldest(self, client: Client, pool: Pool) -> None:
         ids = [str(await a_letter(pool, DONE)) for _ in range(5)]
         seen: list[str] = []
-        before = ""
+        before: str | None = ""
         while before is not None:
             answer = await client.get(f"/api/dead-letters?limit=2{before and '&before=' + before}")
             page = answer.json()

@@ -230,7 +230,8 @@ class TestMetrics:
     async def test_pages_follow_each_other(self, client: Client) -> None:
         metrics = [{"name": "m", "value": number} for number in range(5)]
         await post(client, "/api/metrics/report", {"component": "c", "metrics": metrics})
-        seen, before = [], ""
+        seen: list[float] = []
+        before: str | None = ""
 
         while before is not None:
             page = await get(client, f"/api/metrics/query?limit=2{before and '&before=' + before}")

@@ -204,7 +204,8 @@ async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> No
     assert types.count("command.expired") == COMMAND_ATTEMPTS_MAX
     assert types[-2:] == ["step.failed", "execution.failed"]
     set_aside = await desk.pool.fetchrow("SELECT source, execution_id FROM noetl.dead_letter")
-    assert tuple(set_aside) == ("command", execution_id), "somebody should look at what kills"
+    assert set_aside is not None, "somebody should look at what kills workers"
+    assert (set_aside["source"], set_aside["execution_id"]) == ("command", execution_id)
 
 
 async def test_a_failed_loop_says_why_its_first_item_failed(desk: Desk) -> None:

@@ -1,11 +1,17 @@
 """The turns of the checkpointer: which barriers go out, and when an epoch is recorded."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
 
-from noetl_checkpointer.commit_epoch import Progress, close_epoch, commit_epoch
+from noetl_checkpointer.commit_epoch import (
+    Progress,
+    close_epoch,
+    commit_epoch,
+    watch_ages,
+)
 from noetl_checkpointer.config import CheckpointerConfig
 from noetl_checkpointer.main import start
 from noetl_core.bus.connection import Bus, open_bus
@@ -16,7 +22,7 @@ from noetl_core.store import checkpoint
 from noetl_core.store.event import event_row
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.messages import Barrier, decode_messages
-from noetl_core.wire.subjects import EVENT_STREAM, event_batch
+from noetl_core.wire.subjects import EPOCHS_CLOSE
 
 SHARD = ShardId(3)
 
@@ -32,15 +38,17 @@ def ids() -> Iterator[int]:
     return count(1000)
 
 
-async def append(pool: Pool, event_id: int, *, execution_id: int = 1, epoch: int = 0) -> None:
-    """One event of shard 3: the close of an epoch, or something else."""
+async def append(
+    pool: Pool, event_id: int, *, execution_id: int = 1, epoch: int = 0, shard: ShardId = SHARD
+) -> None:
+    """One event of a shard: the close of an epoch, or something else."""
     fact = (
         CheckpointCommitted(barrier=EpochId(epoch))
         if epoch
         else StepEntered(step=StepName("s"), visit=event_id)
     )
     happened = Event(execution_id=ExecutionId(execution_id), event_id=EventId(event_id), fact=fact)
-    row = event_row(happened, shard_id=SHARD, epoch_id=None)
+    row = event_row(happened, shard_id=shard, epoch_id=None)
     await pool.execute(
         "INSERT INTO noetl.event"
         " (execution_id, event_id, event_key, shard_id, event_type, node_name, context)"
@@ -71,17 +79,32 @@ async def recorded(pool: Pool) -> list[tuple[int, int, int]]:
     return [tuple(row) for row in rows]
 
 
-async def barriers(bus: Bus) -> list[tuple[str, Barrier]]:
-    assert bus.client is not None
-    jetstream = bus.client.jetstream()
-    info = await jetstream.stream_info(EVENT_STREAM)
-    found = []
-    for number in range(1, info.state.messages + 1):
-        raw = await jetstream.get_msg(EVENT_STREAM, number)
-        for one in decode_messages(raw.data or b""):
+class Heard:
+    """The barriers that brokers would hear."""
+
+    def __init__(self) -> None:
+        self.barriers: list[tuple[int, int]] = []
+        self._came = asyncio.Event()
+
+    async def hear(self, body: bytes) -> None:
+        for one in decode_messages(body):
             assert isinstance(one, Barrier)
-            found.append((raw.subject or "", one))
-    return found
+            self.barriers.append((one.epoch, one.shard_id))
+            self._came.set()
+
+    async def until(self, count: int) -> list[tuple[int, int]]:
+        async with asyncio.timeout(5):
+            while len(self.barriers) < count:
+                self._came.clear()
+                await self._came.wait()
+        return sorted(self.barriers)
+
+
+@pytest.fixture
+async def heard(bus: Bus) -> Heard:
+    made = Heard()
+    await bus.subscribe(EPOCHS_CLOSE, made.hear)
+    return made
 
 
 async def test_an_epoch_is_recorded_only_after_the_projection_passed_it(
@@ -169,40 +192,34 @@ async def test_a_checkpoint_without_an_epoch_stops_nothing(
 
 
 async def test_a_barrier_goes_to_every_shard_that_moved_and_to_no_other(
-    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int]
+    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
 ) -> None:
     progress = Progress()
-    await project_to(pool, 5, ShardId(2))
-    await project_to(pool, 5, ShardId(3))
+    await append(pool, 4, shard=ShardId(2))
+    await append(pool, 5, shard=ShardId(3))
 
     async def turn() -> EpochId | None:
         return await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids))
 
     assert await turn() == 1000
     assert await turn() is None, "nothing moved"
-    await project_to(pool, 6, ShardId(3))
+    await append(pool, 6, shard=ShardId(3))
     assert await turn() == 1001
 
-    found = await barriers(bus)
-    assert sorted((one.epoch, one.shard_id) for _, one in found) == [
-        (1000, 2),
-        (1000, 3),
-        (1001, 3),
-    ]
-    assert all(subject == event_batch(one.shard_id) for subject, one in found)
+    assert await heard.until(3) == [(1000, 2), (1000, 3), (1001, 3)]
 
 
 async def test_a_barrier_that_nats_did_not_take_is_sent_with_the_next_epoch(
-    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int]
+    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
 ) -> None:
     progress = Progress()
-    await project_to(pool, 5)
+    await append(pool, 5)
     async with open_bus("nats://127.0.0.1:1", name="away") as away:
         assert await close_epoch(checkpointer_pool, away, progress, mint=lambda: next(ids)) == 1000
 
     assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) == 1001
 
-    assert [one.epoch for _, one in await barriers(bus)] == [1001]
+    assert await heard.until(1) == [(1001, SHARD)]
 
 
 async def add_execution(pool: Pool, *, started: float, updated: float, status: str) -> None:
@@ -221,14 +238,13 @@ async def add_execution(pool: Pool, *, started: float, updated: float, status: s
 @pytest.mark.parametrize(
     ("started", "updated", "status", "committed", "age_seconds"),
     [
-        (100, 1, "RUNNING", 60, 60),
-        (5, 1, "RUNNING", 60, 5),
+        (100, 1, "RUNNING", 60, 30),
         (100, 70, "RUNNING", 60, None),
         (100, 1, "COMPLETED", 60, None),
-        (100, 1, "RUNNING", None, 100),
+        (100, 1, "RUNNING", None, 40),
     ],
 )
-async def test_the_age_counts_work_past_the_last_epoch(
+async def test_the_age_is_that_of_the_first_event_past_the_last_epoch(
     pool: Pool,
     checkpointer_pool: Pool,
     started: float,
@@ -238,6 +254,14 @@ async def test_the_age_counts_work_past_the_last_epoch(
     age_seconds: float | None,
 ) -> None:
     await add_execution(pool, started=started, updated=updated, status=status)
+    for event_id, seconds in ((11, 40), (13, 30), (14, 1)):
+        await append(pool, event_id)
+        await pool.execute(
+            "UPDATE noetl.event SET created_at = now() - make_interval(secs => $1)"
+            " WHERE event_id = $2",
+            seconds,
+            event_id,
+        )
     if committed is not None:
         await pool.execute(
             "INSERT INTO noetl.checkpoint VALUES"
@@ -256,7 +280,7 @@ async def test_the_age_counts_work_past_the_last_epoch(
 
 
 async def test_the_service_closes_and_records(
-    pool: Pool, database: str, nats_url: str, bus: Bus
+    pool: Pool, database: str, nats_url: str, heard: Heard
 ) -> None:
     await append(pool, 12, epoch=500)
     await project_to(pool, 12)
@@ -264,5 +288,21 @@ async def test_the_service_closes_and_records(
     async with serving(Service("checkpointer", config), start):
         pass  # each loop has its first turn
 
-    assert [one.shard_id for _, one in await barriers(bus)] == [SHARD]
+    assert [shard for _, shard in await heard.until(1)] == [SHARD]
     assert await recorded(pool) == [(1, 500, 12)]
+
+
+async def test_a_shard_that_missed_its_barrier_gets_another(
+    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
+) -> None:
+    progress = Progress()
+    await append(pool, 5)
+    await add_execution(pool, started=100, updated=1, status="RUNNING")
+    await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids))
+    assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) is None
+    await pool.execute("UPDATE noetl.event SET created_at = now() - interval '1 minute'")
+
+    await watch_ages(checkpointer_pool, progress)
+
+    assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) == 1001
+    assert await heard.until(2) == [(1000, SHARD), (1001, SHARD)]

@@ -162,7 +162,7 @@ async def test_an_execution_that_is_retried_has_not_ended_until_it_ends_again(
     for upto in (3, 5, 6):
         await pool.execute("TRUNCATE noetl.event")
         await append(pool, logged[:upto])
-        await project_all(projection_pool, shards, batch_size=batch_size * SHARD_COUNT)
+        await project_all(projection_pool, shards, batch_size=batch_size)
         ends.append(await pool.fetchrow("SELECT status, ended_at FROM noetl.execution"))
 
     assert [tuple(row) for row in ends if row] == [
@@ -216,13 +216,11 @@ async def test_truncate_and_replay_gives_the_same_bytes(pool: Pool, projection_p
     memory = Memory(executions_max=1000)
     for start in range(0, len(logged), 40):
         await append(pool, logged[start : start + 40])
-        while await project(
-            projection_pool, shards, memory, batch_size=chance.choice([16, 100, 500])
-        ):
+        while await project(projection_pool, shards, memory, batch_size=chance.choice([1, 6, 500])):
             pass
     first = await rows(pool)
 
-    for batch_size, executions_max in ((500, 1000), (16, 1), (48, 5)):
+    for batch_size, executions_max in ((500, 1000), (1, 1), (3, 5)):
         async with pool.acquire() as conn, conn.transaction():
             await execution_projection.forget_everything(conn)
         assert await rows(pool) == []
@@ -320,7 +318,7 @@ async def test_a_kill_between_any_two_statements_neither_loses_nor_doubles(
         fragile = Interrupted(projection_pool, at=at, act=kill, before=before)
         try:
             while await project(
-                cast("Pool", fragile), shards, memory, batch_size=chance.choice([30, 60, 120])
+                cast("Pool", fragile), shards, memory, batch_size=chance.choice([2, 4, 8])
             ):
                 pass
             break
@@ -343,11 +341,11 @@ async def test_a_state_that_was_folded_but_not_committed_is_not_used_again(
     """The turn after it may read less, and must not write more than it has read."""
     await append(pool, interleaved(25, 4, items=20))
     shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
-    await project(projection_pool, shards, memory, batch_size=160)
+    await project(projection_pool, shards, memory, batch_size=10)
     # Everything is in memory: the first statement reads the log, the second commits.
     fragile = Interrupted(projection_pool, at=2, act=kill, before=True)
     with pytest.raises(Killed):
-        await project(cast("Pool", fragile), shards, memory, batch_size=160)
+        await project(cast("Pool", fragile), shards, memory, batch_size=10)
 
     await project(projection_pool, shards, memory, batch_size=1)
 
@@ -363,7 +361,7 @@ async def test_a_projection_that_lost_its_shards_writes_nothing_more(
     logged = interleaved(31, 10)
     await append(pool, logged[: len(logged) // 2])
     first, memory = await take_over(pool, 1), Memory(executions_max=1000)
-    await project(projection_pool, first, memory, batch_size=64)
+    await project(projection_pool, first, memory, batch_size=4)
     written: list[str] = []
 
     async def other_takes_over() -> None:
@@ -372,7 +370,7 @@ async def test_a_projection_that_lost_its_shards_writes_nothing_more(
         written.extend(await rows(pool))
 
     slow = Interrupted(projection_pool, at=at, act=other_takes_over, before=before)
-    while await project(cast("Pool", slow), first, memory, batch_size=64):
+    while await project(cast("Pool", slow), first, memory, batch_size=4):
         pass
 
     assert written, "the moment of the takeover never came"
@@ -389,7 +387,7 @@ async def test_two_projections_that_take_shards_from_each_other_write_each_event
     async def contend(owner: int) -> None:
         for _ in range(12):
             shards, memory = await take_over(pool, owner), Memory(executions_max=1000)
-            while shards.held() and await project(projection_pool, shards, memory, batch_size=40):
+            while shards.held() and await project(projection_pool, shards, memory, batch_size=3):
                 pass
 
     async def write() -> None:
@@ -459,7 +457,7 @@ async def test_a_corrupt_event_is_parked_once_and_the_shard_goes_on(
     await append(pool, logged)
     await pool.execute(f"UPDATE noetl.event SET {change} WHERE event_id = $1", bad.event_id)
 
-    await project_all(projection_pool, await take_over(pool, 1), batch_size=64)
+    await project_all(projection_pool, await take_over(pool, 1), batch_size=4)
     first = await rows(pool)
     async with pool.acquire() as conn, conn.transaction():
         await execution_projection.forget_everything(conn)
@@ -518,11 +516,11 @@ async def test_a_turn_reads_no_more_than_its_batch_once_it_is_behind(
     await append(pool, logged)
     shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
 
-    passed = [await project(projection_pool, shards, memory, batch_size=160)]
+    passed = [await project(projection_pool, shards, memory, batch_size=10)]
     while memory.behind:
-        passed.append(await project(projection_pool, shards, memory, batch_size=160))
+        passed.append(await project(projection_pool, shards, memory, batch_size=10))
 
-    assert max(passed) <= 160
+    assert max(passed) <= 10 * SHARD_COUNT
     assert sum(passed) == len(logged), "it was behind and did not know"
 
 
@@ -531,13 +529,13 @@ async def test_a_projection_without_work_or_shards_is_not_behind(
 ) -> None:
     """Or its loop would turn without end."""
     shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
-    await project(projection_pool, shards, memory, batch_size=16)
+    await project(projection_pool, shards, memory, batch_size=1)
     assert memory.behind == 0
     await append(pool, interleaved(92, 40))
-    await project(projection_pool, shards, memory, batch_size=16)
+    await project(projection_pool, shards, memory, batch_size=1)
     assert memory.behind > 0
 
-    await project(projection_pool, Held({}), memory, batch_size=16)
+    await project(projection_pool, Held({}), memory, batch_size=1)
 
     assert memory.behind == 0
 

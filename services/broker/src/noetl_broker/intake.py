@@ -5,12 +5,17 @@ No artificial wait: a batch is whatever arrived while the last commit was under 
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
+import msgspec
+
+from noetl_broker.portion import Portion
 from noetl_broker.turn import Letter
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.ids import ShardId
 from noetl_core.store import inbox
 from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import Barrier, decode_messages, encode_messages
 
 
 class Intake:
@@ -30,19 +35,39 @@ class Intake:
         self._inbox_poll_seconds = inbox_poll_seconds
         self._inbox_due = asyncio.Event()
         self._inbox_due.set()
+        self._barriers: dict[ShardId, bytes] = {}
+        self.portion = Portion()
 
     async def look_into_inbox(self, _body: bytes = b"") -> None:
         """Somebody says that there is something: read it with the next batch."""
         self._inbox_due.set()
 
+    async def close_epochs(self, body: bytes) -> None:
+        """Barriers go with the next batch, past everything that waits: an epoch that is closed
+        only when a backlog is done says nothing of now.
+        """
+        with suppress(msgspec.DecodeError):
+            for one in decode_messages(body):
+                if isinstance(one, Barrier):
+                    self._barriers[one.shard_id] = encode_messages([one])
+            self._inbox_due.set()
+
     async def next_batch(self) -> tuple[list[Letter], list[Delivery]]:
         """Waits until there is something, or until the inbox is due; may come back empty."""
         deliveries = await self._arrival()
-        while len(deliveries) < self._batch_size and not self._deliveries.empty():
+        size = sum(len(delivery.body) for delivery in deliveries)
+        while not (
+            len(deliveries) >= self._batch_size
+            or size >= self.portion.bytes_max
+            or self._deliveries.empty()
+        ):
             deliveries.append(self._deliveries.get_nowait())
+            size += len(deliveries[-1].body)
         letters = [Letter(delivery.shard, delivery.body) for delivery in deliveries]
         if self._inbox_due.is_set():
             letters += await self._inbox_letters()
+        letters += [Letter(shard, body) for shard, body in self._barriers.items()]
+        self._barriers.clear()
         return letters, deliveries
 
     async def _inbox_letters(self) -> list[Letter]:

@@ -1,6 +1,7 @@
 """Takes what came in, advances it until it is committed, wakes the others, acknowledges."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -41,7 +42,11 @@ class Pump:
         letters, deliveries = await self._intake.next_batch()
         if not letters:
             return False
+        begun = time.perf_counter()
         turn = await self._until_committed(letters)
+        self._intake.portion.learn(
+            size=sum(len(letter.body) for letter in letters), seconds=time.perf_counter() - begun
+        )
         if turn is not None:
             await dispatch(self._bus, turn)
             await _acknowledge(turn, deliveries)

@@ -1,6 +1,6 @@
 """The turns of the checkpointer: close the epochs of busy shards, record those that are committed.
 
-    close_epoch    Barrier ──> broker ── checkpoint.committed for every execution that moved
+    close_epoch    Barrier ──> brokers ── checkpoint.committed for every execution that moved
     commit_epoch   noetl.event, up to the projection's watermark ──> noetl.checkpoint
 
 A recorded epoch is in the log and in the projection: a recovery has nothing to replay before it.
@@ -8,7 +8,6 @@ Correctness never rests on it, so a lost barrier, or a checkpointer that is down
 the last recorded epoch is older.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -16,12 +15,14 @@ import structlog
 from noetl_checkpointer import metrics
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import EpochId, EventId, ShardId
-from noetl_core.store import checkpoint, projection_checkpoint, setting
+from noetl_core.store import checkpoint, event, setting
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Barrier, encode_messages
-from noetl_core.wire.subjects import event_batch
+from noetl_core.wire.subjects import EPOCHS_CLOSE
 
 EPOCHS_KEPT = 2
+SEND_AGAIN_MS = 5000.0
+"""A shard that works for so long past its last epoch has missed its barrier."""
 
 log = structlog.get_logger()
 
@@ -31,7 +32,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.closed: dict[ShardId, EventId] = {}
-        """The projection's watermark when the shard's last barrier was sent."""
+        """The shard's newest event when its last barrier was sent."""
         self.searched: dict[ShardId, EventId] = {}
         """The last event that was searched for a closed epoch."""
 
@@ -40,24 +41,24 @@ async def close_epoch(
     pool: Pool, bus: Bus, progress: Progress, *, mint: Callable[[], int]
 ) -> EpochId | None:
     """One turn: a barrier to every shard that moved since its last one. None when all are quiet."""
-    watermarks = await projection_checkpoint.watermarks(pool, await _shards(pool))
-    moved = {s: to for s, to in watermarks.items() if to > progress.closed.get(s, 0)}
+    # By the log, not by the projection: one that is behind must not put off the next epoch, too.
+    newest = await event.newest_event_ids(pool, await _shards(pool))
+    moved = {s: to for s, to in newest.items() if to > progress.closed.get(s, 0)}
     if not moved:
         return None
     epoch = EpochId(mint())
-    stored = await asyncio.gather(*(_send(bus, shard, epoch) for shard in moved))
-    for shard, is_stored in zip(moved, stored, strict=True):
-        # A barrier that NATS did not take is sent again with the next epoch.
-        if is_stored:
-            progress.closed[shard] = moved[shard]
-    metrics.BARRIERS.add(sum(stored), {"outcome": "stored"})
-    metrics.BARRIERS.add(len(stored) - sum(stored), {"outcome": "lost"})
+    # To whoever listens now: what waits in a stream behind a backlog would close nothing in time.
+    # A barrier that is lost is sent again with the next epoch, at the latest when the age shows it.
+    is_sent = bus.is_connected
+    await bus.wake(EPOCHS_CLOSE, encode_messages([_barrier(shard, epoch) for shard in moved]))
+    if is_sent:
+        progress.closed.update(moved)
+    metrics.BARRIERS.add(len(moved), {"outcome": "sent" if is_sent else "lost"})
     return epoch
 
 
-async def _send(bus: Bus, shard: ShardId, epoch: EpochId) -> bool:
-    body = encode_messages([Barrier(shard_id=shard, epoch=epoch)])
-    return await bus.publish(event_batch(shard), body)
+def _barrier(shard: ShardId, epoch: EpochId) -> Barrier:
+    return Barrier(shard_id=shard, epoch=epoch)
 
 
 async def commit_epoch(pool: Pool, progress: Progress, *, batch_size: int) -> int:
@@ -72,8 +73,16 @@ async def commit_epoch(pool: Pool, progress: Progress, *, batch_size: int) -> in
         await checkpoint.prune(pool, recorded.executions, keep=EPOCHS_KEPT)
         metrics.RECORDED.add(len(recorded.executions))
         log.debug("epoch.recorded", executions=len(recorded.executions))
-    metrics.show_ages(shards, await checkpoint.ages_ms(pool, shards))
     return len(recorded.executions)
+
+
+async def watch_ages(pool: Pool, progress: Progress) -> None:
+    """One turn: show how long each shard has worked past its last epoch."""
+    shards = await _shards(pool)
+    ages = await checkpoint.ages_ms(pool, shards)
+    for shard in [shard for shard, age_ms in ages.items() if age_ms > SEND_AGAIN_MS]:
+        progress.closed.pop(shard, None)
+    metrics.show_ages(shards, ages)
 
 
 async def _shards(pool: Pool) -> Iterable[ShardId]:

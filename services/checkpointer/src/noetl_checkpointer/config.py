@@ -13,7 +13,7 @@ class CheckpointerConfig(Config, frozen=True, kw_only=True):
     ] = 1000
     checkpoint_record_interval_ms: Annotated[
         int, Meta(gt=0, description="How often closed epochs are looked for and recorded.")
-    ] = 200
+    ] = 100
     checkpoint_batch_size: Annotated[
         int, Meta(gt=0, description="Events of each shard that are searched in one turn.")
     ] = 5000

@@ -13,7 +13,7 @@ AGE_MS = _meter.create_gauge(
     description="How long a shard has worked past its last recorded epoch; 0 when it is quiet.",
 )
 BARRIERS = _meter.create_counter(
-    "noetl_checkpoint_barriers", description="Barriers sent, by outcome (stored, lost)."
+    "noetl_checkpoint_barriers", description="Barriers sent, by outcome (sent, lost)."
 )
 RECORDED = _meter.create_counter(
     "noetl_checkpoint_executions", description="Executions whose epoch was recorded."

@@ -9,7 +9,7 @@ from noetl_core.process.ownership import ShardConfig
 
 class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
     projection_batch_size: Annotated[
-        int, Meta(gt=0, le=10_000, description="Events folded in one turn, over all shards.")
+        int, Meta(gt=0, le=10_000, description="Events of a shard that are folded in one turn.")
     ] = 500
     projection_batch_window_ms: Annotated[
         int, Meta(ge=0, description="Turns begin at least so far apart, unless we are behind.")

@@ -38,7 +38,7 @@ SELECT x.id, x.id + n, 'call.done:each.1/' || n || '#1', x.number % $3,
        CASE WHEN n % 3 = 0 THEN jsonb_build_object(
            'status', 'ok', 'context', '{}'::jsonb,
            'parent_ref', jsonb_build_object('ref_id', x.id + 1),
-           'reference', jsonb_build_object('ref_id', x.id + n, 'type', 'db', 'bytes', 300)
+           'reference', jsonb_build_object('ref_id', x.id + n, 'type', 'db', 'bytes', 256)
        ) END,
        '{"worker_id": "worker-1-0123456789", "duration_ms": 1.25}',
        clock_timestamp()
@@ -51,8 +51,9 @@ _RESULTS = """
 INSERT INTO noetl.result_ref (
     execution_id, ref_id, step, store_tier, bytes, sha256, inline
 )
-SELECT execution_id, event_id, 'each', 'db', 300, sha256(event_key::bytea),
-       convert_to(repeat(event_key, 12), 'UTF8')
+SELECT execution_id, event_id, 'each', 'db', 256, sha256(event_key::bytea),
+       sha512(event_id::text::bytea) || sha512(execution_id::text::bytea) ||
+       sha512(event_key::bytea) || sha512((event_id + 1)::text::bytea)
 FROM noetl.event WHERE event_type = 'call.done'
 """
 _EXECUTIONS = """

@@ -91,25 +91,32 @@ async def prune(
     await conn.execute(_PRUNE, list(execution_ids), keep)
 
 
-# A shard in which nothing moved since its last epoch has no age: there is nothing to lose. One that
-# began to move after a quiet hour has the age of the execution that moved first.
+# From the first event that no recorded epoch covers: that is what would be replayed. A shard in
+# which nothing moved since its last epoch has no age, however long ago that was, and what has ended
+# needs no epoch any more.
 _AGES = """
 SELECT wanted.shard_id,
-       extract(epoch FROM clock_timestamp() - greatest(newest.committed_at, moving.since)) * 1000
-           AS age_ms
+       extract(epoch FROM clock_timestamp() - uncovered.since) * 1000 AS age_ms
 FROM unnest($1::integer[]) AS wanted (shard_id)
 LEFT JOIN LATERAL (
-    SELECT committed_at FROM noetl.checkpoint
+    SELECT committed_at, last_event_id FROM noetl.checkpoint
     WHERE shard_id = wanted.shard_id
-    ORDER BY epoch DESC
+    ORDER BY epoch DESC, last_event_id DESC
     LIMIT 1
 ) AS newest ON true
 CROSS JOIN LATERAL (
-    SELECT min(started_at) AS since FROM noetl.execution
-    WHERE shard_id = wanted.shard_id AND status IN ('PENDING', 'RUNNING')
-      AND updated_at > coalesce(newest.committed_at, '-infinity')
-) AS moving
-WHERE moving.since IS NOT NULL
+    SELECT min(first.created_at) AS since
+    FROM noetl.execution AS x
+    CROSS JOIN LATERAL (
+        SELECT created_at FROM noetl.event
+        WHERE execution_id = x.execution_id AND event_id > coalesce(newest.last_event_id, 0)
+        ORDER BY event_id
+        LIMIT 1
+    ) AS first
+    WHERE x.shard_id = wanted.shard_id AND x.status IN ('PENDING', 'RUNNING')
+      AND x.updated_at > coalesce(newest.committed_at, '-infinity')
+) AS uncovered
+WHERE uncovered.since IS NOT NULL
 """
 
 

@@ -179,3 +179,11 @@ async def expired(
 ) -> list[ExpiredLease]:
     """Leases that ran out more than the grace ago, the oldest first."""
     return [ExpiredLease(*row) for row in await conn.fetch(_EXPIRED, limit, grace_seconds)]
+
+
+_DEPTH = "SELECT pool, status, count(*) FROM noetl.command GROUP BY pool, status"
+
+
+async def depth(conn: Connection | Pool) -> dict[tuple[str, str], int]:
+    """How many commands are open, by pool and status."""
+    return {(row[0], row[1]): row[2] for row in await conn.fetch(_DEPTH)}

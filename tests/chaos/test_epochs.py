@@ -1,0 +1,124 @@
+"""What a broker replays after kill -9, and how old checkpoints and statuses are under load."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.stack import Stack, running_stack
+from chaos.test_kill import ITEMS, LOOP, assert_each_item_once
+from noetl_core.domain.ids import ShardId
+from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT
+from noetl_core.store import checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
+
+RESUME_SECONDS_MAX = 5.0
+CHECKPOINT_AGE_P99_MS = 1500.0
+LAG_P95_MS = 500.0
+ALL_SHARDS = [ShardId(number) for number in range(SHARD_COUNT_DEFAULT)]
+
+SLOW_LOOP = LOOP.replace("time.sleep(0.008)", "time.sleep(0.02)")
+"""Long enough for a few epochs, also where the machine is busy."""
+
+FAN_OUT = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: load, path: tests/chaos_load}
+workflow:
+  - step: each
+    loop: {in: "{{ range(2500) | list }}", iterator: item, spec: {mode: fanout}}
+    tool: {kind: noop}
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("epochs"), "--processes") as running:
+        yield running
+
+
+# In one look: how many events of the execution are past its newest recorded checkpoint.
+_PAST_CHECKPOINT = """
+SELECT count(*) FROM noetl.event
+WHERE execution_id = $1
+  AND event_id > (SELECT max(last_event_id) FROM noetl.checkpoint WHERE execution_id = $1)
+"""
+
+
+def replayed(stack: Stack, *, after: int) -> list[int]:
+    """How many events the broker folded again, each time it did; its log from a place on."""
+    lines = [line for line in stack.log("broker")[after:].splitlines() if "states.replayed" in line]
+    return [int(json.loads(line)["events"]) for line in lines]
+
+
+async def until_checkpointed(stack: Stack, execution_id: int) -> None:
+    deadline = time.monotonic() + 30
+    sql = "SELECT FROM noetl.checkpoint WHERE execution_id = $1"
+    while not await stack.query(sql, execution_id):
+        assert time.monotonic() < deadline, "no epoch was recorded"
+        await asyncio.sleep(0.05)
+
+
+async def test_a_killed_broker_replays_only_what_follows_the_last_checkpoint(stack: Stack) -> None:
+    execution_id = await stack.execute(await stack.register(SLOW_LOOP))
+    await until_checkpointed(stack, execution_id)
+    await stack.until_done(execution_id, ITEMS // 2)
+    place = len(stack.log("broker"))
+    stack.kill("broker")
+    killed_at = time.monotonic()
+    # It is dead and its successor has no lease yet: the log stands still.
+    (past,) = await stack.query(_PAST_CHECKPOINT, execution_id)
+    before = await stack.done(execution_id)
+    await stack.until_done(execution_id, before + 1, seconds=RESUME_SECONDS_MAX)
+    resumed_seconds = time.monotonic() - killed_at
+
+    assert await stack.until_ended(execution_id) == "execution.completed"
+    await assert_each_item_once(stack, execution_id)
+    counts = replayed(stack, after=place)
+    whole = (
+        await stack.query("SELECT count(*) FROM noetl.event WHERE execution_id = $1", execution_id)
+    )[0]["count"]
+    print(
+        f"resumed after {resumed_seconds:.2f} s, replayed {counts} of {whole} events; "
+        f"{past['count']} were past the last checkpoint"
+    )
+    assert resumed_seconds < RESUME_SECONDS_MAX
+    assert max(counts, default=0) <= past["count"] < whole
+
+
+async def test_checkpoints_and_statuses_stay_young_under_load(stack: Stack) -> None:
+    path = await stack.register(FAN_OUT)
+    running = [await stack.execute(path) for _ in range(8)]
+    ages: list[float] = []
+    lags: list[float] = []
+    conn = await stack.connect()
+    ended_sql = (
+        "SELECT count(*) FROM noetl.event WHERE execution_id = ANY ($1) AND event_key = 'end'"
+    )
+    lag_sql = "SELECT shard_id, last_projected_at, lag_ms FROM noetl.projection_checkpoint"
+    seen: dict[int, object] = {}
+    deadline = time.monotonic() + 200
+    try:
+        while await conn.fetchval(ended_sql, running) < len(running):
+            assert time.monotonic() < deadline, "the load has not ended"
+            ages += (await checkpoint.ages_ms(conn, ALL_SHARDS)).values()
+            for row in await conn.fetch(lag_sql):
+                if seen.get(row["shard_id"]) != row["last_projected_at"]:
+                    seen[row["shard_id"]] = row["last_projected_at"]
+                    lags.append(row["lag_ms"])
+            await asyncio.sleep(0.1)
+    finally:
+        await conn.close()
+
+    age, lag = quantile(ages, 0.99), quantile(lags, 0.95)
+    print(f"{len(ages)} ages, p99 {age:.0f} ms; {len(lags)} lags, p95 {lag:.0f} ms")
+    assert age <= CHECKPOINT_AGE_P99_MS
+    assert lag < LAG_P95_MS
+
+
+def quantile(values: list[float], part: float) -> float:
+    assert len(values) > 20, values
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]

@@ -1,0 +1,86 @@
+"""How much a batch takes, and what goes past everything that waits."""
+
+import asyncio
+
+from noetl_broker.intake import Intake
+from noetl_broker.portion import BYTES_FIRST, BYTES_MIN, TURN_SECONDS, Portion
+from noetl_core.bus.connection import Bus
+from noetl_core.bus.consume import Delivery
+from noetl_core.domain.ids import EpochId, ShardId
+from noetl_core.store.postgres import Pool
+from noetl_core.wire.messages import Barrier, decode_messages, encode_messages
+
+SHARD = ShardId(3)
+
+
+def intake(pool: Pool, bus: Bus, *sizes: int) -> Intake:
+    """With deliveries of these sizes that wait."""
+    queue: asyncio.Queue[Delivery] = asyncio.Queue()
+    for size in sizes:
+        queue.put_nowait(Delivery(SHARD, bytes(size), bus, ""))
+    return Intake(pool, queue, held=lambda: {SHARD: 1}, batch_size=100, inbox_poll_seconds=0.05)
+
+
+async def test_a_batch_is_no_larger_than_its_portion(pool: Pool, bus: Bus) -> None:
+    half = BYTES_FIRST // 2
+    waiting = intake(pool, bus, half, half, half)
+
+    first, _ = await waiting.next_batch()
+    second, _ = await waiting.next_batch()
+
+    assert [len(letter.body) for letter in first] == [half, half]
+    assert [len(letter.body) for letter in second] == [half]
+
+
+async def test_one_body_that_is_larger_than_a_portion_is_taken_alone(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus, BYTES_FIRST * 2, 1)
+
+    letters, _ = await waiting.next_batch()
+
+    assert [len(letter.body) for letter in letters] == [BYTES_FIRST * 2]
+
+
+async def test_a_barrier_goes_past_a_backlog_and_once(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus, BYTES_FIRST, BYTES_FIRST)
+    older, newer = (Barrier(shard_id=SHARD, epoch=EpochId(number)) for number in (1, 2))
+
+    await waiting.close_epochs(encode_messages([older]))
+    await waiting.close_epochs(encode_messages([newer]))
+    first, _ = await waiting.next_batch()
+    second, _ = await waiting.next_batch()
+
+    assert list(decode_messages(first[-1].body)) == [newer]
+    assert len(first) == 2
+    assert len(second) == 1
+
+
+async def test_a_barrier_wakes_a_broker_that_has_nothing_to_do(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus)
+    await waiting.next_batch()
+    asked = asyncio.create_task(waiting.next_batch())
+
+    await waiting.close_epochs(encode_messages([Barrier(shard_id=SHARD, epoch=EpochId(1))]))
+
+    letters, _ = await asyncio.wait_for(asked, 5)
+    assert [letter.shard_id for letter in letters] == [SHARD]
+
+
+async def test_what_is_no_barrier_is_no_letter(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus)
+
+    await waiting.close_epochs(b"\xc1 no message")
+
+    assert (await waiting.next_batch())[0] == []
+
+
+def test_a_slow_batch_makes_the_next_one_smaller_and_quick_ones_larger_again() -> None:
+    portion = Portion()
+
+    portion.learn(size=BYTES_FIRST, seconds=TURN_SECONDS * 2)
+    assert portion.bytes_max == BYTES_FIRST // 2
+    portion.learn(size=BYTES_FIRST, seconds=3600)
+    assert portion.bytes_max == BYTES_MIN
+    portion.learn(size=10, seconds=0.001)
+    assert portion.bytes_max == BYTES_MIN, "a small batch says nothing of a large one"
+    portion.learn(size=BYTES_MIN, seconds=0.001)
+    assert portion.bytes_max == BYTES_MIN * 2
