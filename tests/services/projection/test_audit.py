@@ -1,7 +1,10 @@
 """Rows that are not what their log says: found, told, mended; and a rebuild of all of them."""
 
 import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -180,3 +183,22 @@ async def test_one_execution_is_rebuilt_and_an_unknown_one_is_named(
     assert await rows(pool) == right
     with pytest.raises(CommandFailed, match="there is no execution 12"):
         await rebuild_one(database, ExecutionId(12))
+
+
+async def test_the_command_says_what_it_did(
+    pool: Pool, projection_pool: Pool, database: str
+) -> None:
+    await append(pool, interleaved(4, 3))
+    await project_all(projection_pool, await take_over(pool, 1))
+    await pool.execute("UPDATE noetl.execution SET path = 'wrong' WHERE execution_id = $1", FIRST)
+    noetl = Path(sys.executable).with_name("noetl")
+
+    async def run(*options: str) -> tuple[int | None, str]:
+        command = [str(noetl), "db", "rebuild-projection", "--dsn", database, *options]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+        out, _ = await process.communicate()
+        return process.returncode, out.decode().splitlines()[-1]
+
+    assert await run("--execution", "12") == (2, "there is no execution 12")
+    assert await run() == (0, "3 executions folded, 1 rows written anew")
+    assert await run("--execution", str(FIRST)) == (0, "1 executions folded, 0 rows written anew")
