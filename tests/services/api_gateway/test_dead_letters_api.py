@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from noetl_core.domain.events import Given
 from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, StepName, WorkerId
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store.postgres import Pool
@@ -135,7 +136,7 @@ class TestRetry:
     async def test_an_execution_that_was_ended_by_it_goes_on(
         self, client: Client, pool: Pool
     ) -> None:
-        await a_failure(pool, interrupted={StepName("load"): 1})
+        await a_failure(pool, interrupted={StepName("load"): [Given()]})
         letter = await a_letter(pool, DONE)
 
         status, body = await retry(client, letter)
