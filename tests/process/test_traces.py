@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace.status import StatusCode
+from structlog.testing import CapturingLogger
 
 from noetl_broker.tracing import StepSpans
 from noetl_core.domain import trace_ids
@@ -207,8 +208,10 @@ def test_spans_reach_a_collector(collector: Collector) -> None:
 
 
 def test_a_collector_that_is_away_costs_nothing_but_the_spans(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(otlp, "log", said)
     processor = otlp.span_processor("http://127.0.0.1:9")
     told = Spans(processor, service="projection", instance="p")
 
@@ -216,5 +219,5 @@ def test_a_collector_that_is_away_costs_nothing_but_the_spans(
         tell_ended(told, [ended("COMPLETED", time.time())])
         processor.force_flush(5000)
 
-    assert capsys.readouterr().out.count("telemetry.undelivered") == 1
+    assert [call.args for call in said.calls] == [("telemetry.undelivered",)]
     processor.shutdown()  # type: ignore[no-untyped-call]
