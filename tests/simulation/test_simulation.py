@@ -47,7 +47,14 @@ COMMITS: tuple[CommitFault, ...] = (
     *("none",) * 8,
     *("refused", "answer lost", "late", "late", "overtaken"),
 )
-ODD = ("epoch closed", "started again", "completion forged", "command row lost")
+HAPPENS_TO_BROKERS = (
+    *("crashes", "crashes after its commit", "forgets", "forgets all but snapshots"),
+    *("is given up for dead", "wakes", "wakes"),
+)
+ODD = (
+    *("message lost", "message repeated", "lease over", "leases over"),
+    *("epoch closed", "started again", "completion forged", "command row lost"),
+)
 ASKED = (
     *("cancelled", "paused", "paused", "resumed"),
     *("retried", "retried", "retried whole", "begun at a step", "forked"),
@@ -79,6 +86,8 @@ class Simulation(RuleBasedStateMachine):
         """In half of the cases people and timers keep out of it, so that its end can be told."""
         self.world = World(plan, executions=executions)
         self.is_meddled_with = meddling >= 2
+        if meddling % 2:
+            self.world.advance(self.world.letters())
 
     # Progress, not always in order
 
@@ -95,16 +104,28 @@ class Simulation(RuleBasedStateMachine):
         self._world.advance(self._world.letters(range(pick, pick + count)), fault)
 
     @rule(
-        worker=workers, limit=st.integers(1, 5), finishes=st.integers(0, 4), reports=st.booleans()
+        worker=workers,
+        limit=st.integers(1, 5),
+        finishes=st.integers(0, 4),
+        says=st.sampled_from(("nothing", "what is done", "what is done", "and is heard")),
     )
-    def worker_works(self, worker: int, limit: int, finishes: int, reports: bool) -> None:
+    def worker_works(self, worker: int, limit: int, finishes: int, says: str) -> None:
         """Nobody hears of what the greedy one has taken."""
         one = self._world.workers[worker]
         if not one.is_suspended:
             one.lease(limit, is_heard=limit < 5)
             one.finish(finishes)
-            if reports:
+            if says != "nothing":
                 one.report()
+        if says == "and is heard":
+            self._world.advance(self._world.letters())
+
+    @rule(limit=st.integers(1, 4), finishes=st.integers(1, 4))
+    def work_goes_on(self, limit: int, finishes: int) -> None:
+        """As it should, but for what is not finished yet."""
+        for worker in (0, 1):
+            self._world.advance(self._world.letters())
+            self.worker_works(worker, limit, finishes, "what is done")
 
     @rule(worker=workers, chunks=st.integers(1, 2))
     def worker_streams(self, worker: int, chunks: int) -> None:
@@ -121,7 +142,7 @@ class Simulation(RuleBasedStateMachine):
             one.finish(10, newest_first=True)
             one.report(one_by_one=one_by_one)
 
-    @rule(rounds=st.integers(1, 3))
+    @rule(rounds=st.integers(1, 2))
     def all_is_well_for_a_while(self, rounds: int) -> None:
         for _ in range(rounds):
             self._world.calm_round()
@@ -132,41 +153,25 @@ class Simulation(RuleBasedStateMachine):
 
     # Faults
 
-    @rule(pick=numbers, is_lost=st.booleans())
-    def message_is_lost_or_duplicated(self, pick: int, is_lost: bool) -> None:
-        wire = self._world.wire
-        if wire and is_lost:
-            del wire[pick % len(wire)]
-        elif wire:
-            wire.append(wire[pick % len(wire)])
-
-    @rule(after_commit=st.booleans(), late_first=st.booleans())
-    def broker_crashes(self, after_commit: bool, late_first: bool) -> None:
+    @rule(what=st.sampled_from(HAPPENS_TO_BROKERS), late_first=st.booleans())
+    def something_happens_to_the_broker(self, what: str, late_first: bool) -> None:
+        world = self._world
         if late_first:
-            self._world.database.settle_late()
-        letters = self._world.letters() if after_commit else None
-        self._world.crash_broker(after_commit_of=letters)
-
-    @rule(projected=st.booleans())
-    def broker_forgets(self, projected: bool) -> None:
-        """With the snapshot at the end of the log, or with whatever tail there is."""
-        if projected:
-            self._world.projection.project(1000)
-        self._world.broker.forget()
-
-    @rule()
-    def broker_falls_asleep_and_is_replaced(self) -> None:
-        self._world.take_over()
-
-    @precondition(lambda self: self.world is not None and self.world.sleeping)
-    @rule()
-    def sleeping_broker_wakes(self) -> None:
-        self._world.wake_sleeper(self._world.letters())
-
-    @precondition(lambda self: self.world is not None and self.world.database.late)
-    @rule()
-    def late_commits_are_done(self) -> None:
-        self._world.database.settle_late()
+            world.database.settle_late()
+        match what:
+            case "crashes":
+                world.crash_broker()
+            case "crashes after its commit":
+                world.crash_broker(after_commit_of=world.letters())
+            case "forgets":
+                world.broker.forget()
+            case "forgets all but snapshots":
+                world.projection.project(1000)
+                world.broker.forget()
+            case "is given up for dead":
+                world.take_over()
+            case _ if world.sleeping:
+                world.wake_sleeper(world.letters())
 
     @rule(worker=workers, crashes=st.booleans())
     def worker_crashes_or_is_suspended_or_wakes(self, worker: int, crashes: bool) -> None:
@@ -174,13 +179,6 @@ class Simulation(RuleBasedStateMachine):
             self._world.workers[worker].crash()
         else:
             self._world.workers[worker].is_suspended ^= True
-
-    @rule(pick=numbers, all_of_them=st.booleans())
-    def leases_run_out(self, pick: int, all_of_them: bool) -> None:
-        held = [row for row in self._world.database.rows.values() if row.worker_id is not None]
-        for row in held if all_of_them or not held else [held[pick % len(held)]]:
-            row.is_lapsed = True
-        self._world.sweep()
 
     @rule(worker=workers, times=st.integers(1, 6))
     def worker_dies_of_what_it_leases(self, worker: int, times: int) -> None:
@@ -191,13 +189,19 @@ class Simulation(RuleBasedStateMachine):
     def something_odd_happens(self, what: str, pick: int) -> None:
         world = self._world
         match what:
+            case "message lost" if world.wire:
+                del world.wire[pick % len(world.wire)]
+            case "message repeated" if world.wire:
+                world.wire.append(world.wire[pick % len(world.wire)])
+            case "lease over" | "leases over":
+                world.lapse(pick, all_of_them=what == "leases over")
             case "epoch closed":
                 world.barrier()
             case "started again":
                 world.start(world.execution_ids[pick % len(world.execution_ids)])
             case "completion forged":
                 world.forge(pick)
-            case _:
+            case "command row lost":
                 world.lose_row(pick)
 
     # People and time
@@ -248,13 +252,20 @@ class Simulation(RuleBasedStateMachine):
         world.tell(world.signal(execution_id, name, by=by, approved=approved > 0), twice=twice)
 
     @precondition(lambda self: self.world is not None and self.world.database.timers_of_old)
-    @rule(pick=numbers, is_set=st.booleans(), times=st.integers(1, 2))
-    def timer_fires(self, pick: int, is_set: bool, times: int) -> None:
-        """Early or late, once or twice; what only waits may go on in any case."""
-        database = self._world.database
-        timers = sorted(database.timers) if is_set else database.timers_of_old
+    @rule(pick=numbers, is_set=st.booleans(), times=st.integers(1, 2), at_once=st.booleans())
+    def timer_fires(self, pick: int, is_set: bool, times: int, at_once: bool) -> None:
+        """Early or late, once or twice; what only waits may go on in any case.
+
+        At once: in the turn in which the broker hears of work that was done at the last moment.
+        """
+        world = self._world
+        timers = sorted(world.database.timers) if is_set else world.database.timers_of_old
+        if at_once:
+            self.worker_works(0, 4, 4, "what is done")
         for _ in range(times if timers else 0):
-            self._world.fire(timers[pick % len(timers)], meddling=self.is_meddled_with)
+            world.fire(timers[pick % len(timers)], meddling=self.is_meddled_with)
+        if at_once:
+            world.advance(world.letters())
 
     def _execution(self, pick: int, statuses: frozenset[str]) -> ExecutionId:
         ledgers = self._world.database.ledgers

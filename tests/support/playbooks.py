@@ -620,7 +620,9 @@ _CHILDREN: dict[CatalogId, Plan] = {
     CHILD_CATALOGS["waits"]: _child(
         _plain("c0", "c1", kind="wait"), _plain("c1"), c0=Tool(wait="for a signal"), c1=Tool()
     ),
-    CHILD_CATALOGS["calls"]: _child(_plain("c0", kind="playbook"), c0=Tool(child="one")),
+    CHILD_CATALOGS["calls"]: _child(
+        _plain("c0", "c1", kind="playbook"), _plain("c1"), c0=Tool(child="one"), c1=Tool()
+    ),
 }
-RETURN_STEPS: dict[Child, StepName | None] = {"waits": StepName("c1"), "calls": StepName("c0")}
+RETURN_STEPS: dict[Child, StepName | None] = {"calls": StepName("c0")}
 """What a parent wants back, where it is not simply the last result."""

@@ -563,6 +563,13 @@ class World:
             self.publish(Done(stored=stored("forged"), **place))
             self.publish(Parked(kind="wait", signal="never", **place))
 
+    def lapse(self, pick: int, *, all_of_them: bool) -> None:
+        """Leases run out, whether or not their worker is still there."""
+        held = [row for row in self.database.rows.values() if row.worker_id is not None]
+        for row in held if all_of_them or not held else [held[pick % len(held)]]:
+            row.is_lapsed = True
+        self.sweep()
+
     def die_of_a_command(self, number: int) -> None:
         """A worker leases a command and dies; the lease runs out, and it is issued again."""
         worker = self.workers[number]
@@ -619,13 +626,13 @@ class World:
             self.advance(batch)
 
     def _end_waits(self) -> None:
-        """Time passes for what waits for time, somebody says what others wait for, and nobody has
-        a reason to pause any more. What has a limit keeps to it."""
+        """Time passes for what waits for time, somebody says what others wait for, and whoever has
+        paused something lets it go on. What has a limit keeps to it."""
         for timer in sorted(self.database.timers):
             if self._wait_of(timer) is not None:
                 self.fire(timer)
         for execution_id, ledger in list(self.database.ledgers.items()):
-            if ledger.state.status == "PAUSED":
+            if ledger.state.status == "PAUSED" and execution_id in self._paused:
                 self.database.put_inbox(Resume(execution_id=execution_id))
             for command in ledger.state.commands.values():
                 if command.parked is not None and command.parked.signal:
