@@ -381,6 +381,17 @@ def test_every_chunk_sends_a_token_and_the_end_takes_the_other_arcs() -> None:
     assert [f.chunk is not None for f in run.entered("b")] == [True, True]
 
 
+def test_to_a_step_that_a_chunk_leads_to_its_source_is_that_chunk() -> None:
+    each = Arc(step=StepName("b"), on="call.partial")
+    loop = loop_over("{{ a.rows }}")
+    run = Run(playbook(step("a", each), step("b", loop=loop)))
+    stream(run, 0)
+    stream(run, 1)
+
+    assert [fact.total for fact in run.of(LoopStarted)] == [1, 1]
+    assert sorted(str(part) for part in run.known.parts.values()) == ["[0]", "[1]"]
+
+
 def test_chunks_that_another_attempt_has_sent_are_there_already() -> None:
     each = Arc(step=StepName("b"), on="call.partial")
     run = Run(playbook(step("a", each), step("b")))

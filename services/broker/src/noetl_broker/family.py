@@ -47,14 +47,14 @@ def start_child(turn: Turn, state: ExecutionState, message: Parked, fact: Comman
             iterator=message.iterator,
         ),
     )
-    _send(turn, fact.child, start)
+    _send(turn, fact.child, start, sender=state)
 
 
 def on_end(turn: Turn, state: ExecutionState, event: Event) -> None:
     """Something ended: children that nobody waits for any more are cancelled, a parent is told."""
     for child in state.orphans:
         reason = f"the execution {state.execution_id} that waited for it went on without it"
-        _send(turn, child, Cancel(execution_id=child, reason=reason))
+        _send(turn, child, Cancel(execution_id=child, reason=reason), sender=state)
     if isinstance(event.fact, ExecutionCompleted | ExecutionFailed | ExecutionCancelled):
         _tell_parent(turn, state, event.fact)
 
@@ -68,7 +68,7 @@ def on_pause(turn: Turn, state: ExecutionState) -> None:
         if child is not None:
             reason = f"the execution {state.execution_id} is paused"
             pause = Pause(execution_id=child, reason=reason)
-            _send(turn, child, pause if is_paused else Resume(execution_id=child))
+            _send(turn, child, pause if is_paused else Resume(execution_id=child), sender=state)
 
 
 def _tell_parent(
@@ -86,7 +86,7 @@ def _tell_parent(
         result=_returned(state, fact) if isinstance(fact, ExecutionCompleted) else None,
         error=state.error,
     )
-    _send(turn, state.parent_execution_id, ended)
+    _send(turn, state.parent_execution_id, ended, sender=state)
 
 
 _STATUS = {
@@ -103,5 +103,8 @@ def _returned(state: ExecutionState, fact: ExecutionCompleted) -> Envelope | Non
     return None if step is None else step.result
 
 
-def _send(turn: Turn, execution_id: ExecutionId, message: Message) -> None:
-    turn.batch.outgoing.append(OutgoingRow(execution_id, encode_messages([message])))
+def _send(
+    turn: Turn, execution_id: ExecutionId, message: Message, *, sender: ExecutionState
+) -> None:
+    body = encode_messages([message])
+    turn.batch.outgoing.append(OutgoingRow(execution_id, body, sender.execution_id))

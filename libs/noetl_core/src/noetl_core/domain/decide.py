@@ -196,7 +196,7 @@ def _begin(
 ) -> tuple[Decision, ...]:
     step = playbook.steps[fact.step]
     try:
-        if not is_admitted(playbook, state, step, known, given=fact.input):
+        if not is_admitted(playbook, state, step, known, given=fact.input, chunk=fact.chunk):
             return _leave(playbook, state, fact, no_outcome(state, fact, "step.skipped"), known)
         if step.loop is not None:
             return (_begin_loop(playbook, state, step, fact, known),)
@@ -217,7 +217,7 @@ def _begin_loop(
     if fact.step in state.redo and before.loop_id is not None:
         undone = known.left_undone(before.loop_id)
         return Decision(go_on_with_loop(step, fact.visit, before, undone), undone)
-    collection = loop_collection(playbook, state, step, known, given=fact.input)
+    collection = loop_collection(playbook, state, step, known, given=fact.input, chunk=fact.chunk)
     if not isinstance(collection, list):
         return _fail(playbook, state, fact, not_a_list(step, collection), known)
     items = in_chunks(step.loop, collection)

@@ -16,9 +16,9 @@ from noetl_core.domain.analysis import pushed_paths
 from noetl_core.domain.ctx import RECORDED_BYTES_MAX, as_recorded, compose, merge_ctx
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import TemplateError, ToolError
-from noetl_core.domain.events import CallPartial, Hop, StepExited, StepFailed, StepSkipped
+from noetl_core.domain.events import CallPartial, Chunk, Hop, StepExited, StepFailed, StepSkipped
 from noetl_core.domain.graph import graph_of
-from noetl_core.domain.ids import StepName
+from noetl_core.domain.ids import StepName, visit_id
 from noetl_core.domain.known import Known
 from noetl_core.domain.playbook import Arc, Playbook, Step
 from noetl_core.domain.result_view import error_view, plain
@@ -54,9 +54,17 @@ class _Routing:
     """The evaluation of one step's end; the context grows as `set` blocks are applied."""
 
     def __init__(
-        self, playbook: Playbook, state: ExecutionState, step: Step, outcome: Outcome, known: Known
+        self,
+        playbook: Playbook,
+        state: ExecutionState,
+        step: Step,
+        outcome: Outcome,
+        known: Known,
+        *,
+        chunk: Chunk | None = None,
     ) -> None:
         self.playbook = playbook
+        self._chunk = chunk
         self.step = step
         self._state = state
         self._outcome = outcome
@@ -67,8 +75,14 @@ class _Routing:
     @cached_property
     def _names(self) -> Scope:
         """Made when the first template asks: a step without any pays nothing."""
-        roots = self._roots()
-        return scope_of(self.playbook, self._state, self._known, ctx=self._ctx, roots=roots)
+        return scope_of(
+            self.playbook,
+            self._state,
+            self._known,
+            ctx=self._ctx,
+            roots=self._roots(),
+            chunk=self._chunk,
+        )
 
     def _roots(self) -> dict[str, Any]:
         outcome = self._outcome
@@ -197,11 +211,13 @@ def leave(
 ) -> StepExited | StepFailed:
     """How the step is left and which way its token goes."""
     step = playbook.steps[name]
+    chunk = state.visits[visit_id(name, visit)].chunk
     error = outcome.error
     if error is None:
         kind = StepSkipped if outcome.event_name == "step.skipped" else StepExited
         try:
-            choice = _Routing(playbook, state, step, outcome, known).after_success()
+            routing = _Routing(playbook, state, step, outcome, known, chunk=chunk)
+            choice = routing.after_success()
             return kind(
                 step=name,
                 visit=visit,
@@ -226,7 +242,8 @@ def _left_by_failure(
     known: Known,
 ) -> StepFailed:
     try:
-        choice = _Routing(playbook, state, step, outcome, known).after_failure()
+        chunk = state.visits[visit_id(step.step, visit)].chunk
+        choice = _Routing(playbook, state, step, outcome, known, chunk=chunk).after_failure()
     except TemplateError as failed:
         choice = _Choice()
         error = msgspec.structs.replace(
@@ -259,12 +276,13 @@ def is_admitted(
     known: Known,
     *,
     given: Mapping[str, Any] = EMPTY,
+    chunk: Chunk | None = None,
 ) -> bool:
     """What the first admission rule that holds says; without any, yes."""
     rules = step.spec.policy.admit
     if not rules:
         return True
-    names = scope_of(playbook, state, known, ctx=state.ctx, given=given)
+    names = scope_of(playbook, state, known, ctx=state.ctx, given=given, chunk=chunk)
     for number, rule in enumerate(rules):
         field = f"spec.policy.admit.rules[{number}].when"
         if rule.when is None or is_true(rule.when, names, step=step.step, field=field):
@@ -279,10 +297,11 @@ def loop_collection(
     known: Known,
     *,
     given: Mapping[str, Any] = EMPTY,
+    chunk: Chunk | None = None,
 ) -> Any:
     """What `loop.in` gives: a list if the playbook is right. `given`: what the arc brought."""
     assert step.loop is not None, step.step
-    names = scope_of(playbook, state, known, ctx=state.ctx, given=given)
+    names = scope_of(playbook, state, known, ctx=state.ctx, given=given, chunk=chunk)
     value = plain(render(step.loop.collection, names, step=step.step, field="loop.in"))
     return list(value) if isinstance(value, tuple | range) else value
 
@@ -308,17 +327,21 @@ def scope_of(
     roots: Mapping[str, Any] | None = None,
     iterator: Mapping[str, Any] = EMPTY,
     given: Mapping[str, Any] = EMPTY,
+    chunk: Chunk | None = None,
 ) -> Scope:
-    """The names of templates that the broker evaluates."""
-    finished = {name: s for name, s in state.steps.items() if s.result is not None}
+    """The names of templates that the broker evaluates. To a token with a chunk, the step that it
+    comes from means that chunk."""
+    results = {name: s.result for name, s in state.steps.items() if s.result is not None}
+    if chunk is not None:
+        results[chunk.step] = chunk.result
     return Scope(
         workload=workload_of(playbook.workload, state.payload, known.document),
         ctx=ctx,
         steps=StepViews(
-            {name: s.result for name, s in finished.items() if s.result is not None},
+            results,
             known.document,
-            paths={name: pushed_paths(playbook, name) for name in finished},
-            errors={name: s.error for name, s in finished.items() if s.error is not None},
+            paths={name: pushed_paths(playbook, name) for name in results},
+            errors={n: s.error for n in results if (s := state.steps[n]).error is not None},
         ),
         iterator=iterator,
         input=given,

@@ -96,6 +96,8 @@ class OutgoingRow(NamedTuple):
 
     execution_id: ExecutionId
     body: bytes
+    sender: ExecutionId | None = None
+    """Whose event is the reason: without that event there is no message."""
 
 
 class TimerRow(NamedTuple):
@@ -216,6 +218,7 @@ class Batch:
         _keep_others(self.parts, execution_id)
         _keep_others(self.timers, execution_id)
         _keep_others(self.expiries, execution_id)
+        self.outgoing = [row for row in self.outgoing if row.sender != execution_id]
         self.untimed.discard(execution_id)
         self.is_held.pop(execution_id, None)
         self.ended_executions = [e for e in self.ended_executions if e != execution_id]
@@ -397,7 +400,8 @@ RETURNING shard_id
 async def _send_outgoing(conn: Connection, batch: Batch) -> set[ShardId]:
     if not batch.outgoing:
         return set()
-    rows = await conn.fetch(_OUTGOING, *_columns(batch.outgoing, 2))
+    sent = [(row.execution_id, row.body) for row in batch.outgoing]
+    rows = await conn.fetch(_OUTGOING, *_columns(sent, 2))
     return {ShardId(row["shard_id"]) for row in rows}
 
 
