@@ -24,9 +24,10 @@ def measured(stack: DevStack, name: str, n: int) -> dict[str, Any]:
     (line,) = answer.stdout.splitlines()
     figures: dict[str, Any] = json.loads(line)
     assert figures.keys() == KEYS
-    assert figures["tasks_per_second"] == pytest.approx(
-        figures["tasks"] / figures["seconds"], rel=0.01
-    )
+    # Seconds are shown to the millisecond and the rate to a tenth: it lies between these.
+    tasks, seconds = figures["tasks"], figures["seconds"]
+    slowest, fastest = tasks / (seconds + 0.0005), tasks / (seconds - 0.0005)
+    assert slowest - 0.1 <= figures["tasks_per_second"] <= fastest + 0.1
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]
     assert figures["services"].keys() == {"postgres", "nats", "engine", "worker-1"}
     return figures
