@@ -41,6 +41,7 @@ from noetl_core.domain.ids import (
     StepName,
     WorkerId,
     parse_command_id,
+    visit_id,
 )
 from noetl_core.domain.pages import PageRule, collected
 from noetl_core.domain.playbook import Playbook
@@ -323,6 +324,9 @@ class Database:
         if not str(loop.collection).startswith("{{ s"):
             return None
         source = StepName(str(loop.collection)[3:].split(".", maxsplit=1)[0])
+        chunk = ledger.state.visits[visit_id(fact.step, fact.visit)].chunk
+        if chunk is not None and chunk.step == source:
+            return chunk.result
         return ledger.state.steps[source].result
 
     def _check_collection(self, event: Event, read: Envelope) -> None:
