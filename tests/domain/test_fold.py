@@ -1,11 +1,14 @@
 """fold: what is true after an event."""
 
 import msgspec
+import pytest
 
-from noetl_core.domain.events import CallDone, CommandIssued
+from noetl_core.domain.errors import ToolError
+from noetl_core.domain.events import CallDone, CommandExpired, CommandIssued, Event
 from noetl_core.domain.fold import fold
+from noetl_core.domain.ids import CommandId, EventId, StepName
 from noetl_core.domain.state import ExecutionState
-from support.running import FAILED, Run, arc, loop_over, playbook, step
+from support.running import EXECUTION, FAILED, Run, arc, loop_over, playbook, step
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -130,3 +133,20 @@ def test_ctx_is_written_in_the_order_of_the_log() -> None:
     assert run.state.ctx == {"last": 0}
     ends = [f for f in run.facts if isinstance(f, CallDone | CommandIssued)]
     assert ends[-1].iter_index == 0
+
+
+@pytest.mark.parametrize(("retryable", "failed"), [(True, 0), (False, 1)])
+def test_a_lost_item_of_an_older_log_has_failed_only_if_no_attempt_followed(
+    *, retryable: bool, failed: int
+) -> None:
+    run = Run(playbook(step("a", loop=loop_over([1, 2]))))
+    lost = CommandExpired(
+        step=StepName("a"),
+        visit=1,
+        command_id=CommandId("a.1/0#1"),
+        iter_index=0,
+        error=ToolError(kind="lost", message="gone", retryable=retryable),
+    )
+    event = Event(execution_id=EXECUTION, event_id=EventId(9_999), fact=lost)
+
+    assert fold(run.state, event).steps[StepName("a")].failed == failed

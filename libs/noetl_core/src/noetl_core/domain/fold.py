@@ -83,7 +83,9 @@ def _apply(  # noqa: C901, PLR0912, PLR0915 - one case an event
             _use_up(state, fact)
             _watch(state, fact, event_id)
         case CommandExpired():
-            _close(state, fact, failed=0 if fact.again else 1)
+            # A log from before `again` says by its error alone that another attempt followed.
+            goes_on = fact.again is not None or fact.error.retryable
+            _close(state, fact, failed=0 if goes_on else 1)
         case CommandParked():
             _park(state, fact)
         case CallPartial():
