@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from noetl_core.domain.events import FACT_BY_TYPE
-from noetl_core.process.config import Config
+from noetl_core.process.config import Config, variables_of
 from noetl_core.wire import subjects
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,8 @@ def _setting_table(kind: type[Config], *, common: frozenset[str]) -> Iterator[st
     for field in msgspec.structs.fields(kind):
         if field.name not in common:
             default = "(required)" if field.required else f"`{field.default!r}`"
-            yield f"| `NOETL_{field.name.upper()}` | {default} | {_description(field.type)} |"
+            variables = " or ".join(f"`{name}`" for name in variables_of(field))
+            yield f"| {variables} | {default} | {_description(field.type)} |"
 
 
 def _description(kind: Any) -> str:

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -62,18 +65,24 @@ async def until_checkpointed(stack: Stack, execution_id: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_killed_broker_replays_only_what_follows_the_last_checkpoint(stack: Stack) -> None:
+@pytest.mark.parametrize("asleep", [False, True], ids=["projected", "unprojected"])
+async def test_a_killed_broker_replays_only_what_follows_the_last_checkpoint(
+    stack: Stack, asleep: bool
+) -> None:
     execution_id = await stack.execute(await stack.register(SLOW_LOOP))
     await until_checkpointed(stack, execution_id)
-    await stack.until_done(execution_id, ITEMS // 2)
+    await stack.until_done(execution_id, ITEMS // 3)
     place = len(stack.log("broker"))
-    stack.kill("broker")
-    killed_at = time.monotonic()
-    # It is dead and its successor has no lease yet: the log stands still.
-    (past,) = await stack.query(_PAST_CHECKPOINT, execution_id)
-    before = await stack.done(execution_id)
-    await stack.until_done(execution_id, before + 1, seconds=RESUME_SECONDS_MAX)
-    resumed_seconds = time.monotonic() - killed_at
+    with sleeping(stack.pid("projection")) if asleep else nullcontext():
+        # Without its projection no epoch is recorded, and no snapshot written.
+        await stack.until_done(execution_id, ITEMS // 2)
+        stack.kill("broker")
+        killed_at = time.monotonic()
+        # It is dead and its successor has no lease yet: the log stands still.
+        (past,) = await stack.query(_PAST_CHECKPOINT, execution_id)
+        before = await stack.done(execution_id)
+        await stack.until_done(execution_id, before + 1, seconds=RESUME_SECONDS_MAX)
+        resumed_seconds = time.monotonic() - killed_at
 
     assert await stack.until_ended(execution_id) == "execution.completed"
     await assert_each_item_once(stack, execution_id)
@@ -87,6 +96,16 @@ async def test_a_killed_broker_replays_only_what_follows_the_last_checkpoint(sta
     )
     assert resumed_seconds < RESUME_SECONDS_MAX
     assert max(counts, default=0) <= past["count"] < whole
+    assert not asleep or max(counts) > 100, "there was nothing to replay: this shows nothing"
+
+
+@contextmanager
+def sleeping(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def test_checkpoints_and_statuses_stay_young_under_load(stack: Stack) -> None:

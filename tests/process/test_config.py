@@ -5,8 +5,9 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
-from noetl_core.process.config import Config, ConfigError, load_config
+from noetl_core.process.config import Config, ConfigError, also, load_config
 from noetl_core.process.ownership import ShardConfig
+from noetl_worker.config import WorkerConfig
 
 DSN = {"NOETL_POSTGRES_DSN": "postgresql://somewhere"}
 
@@ -68,5 +69,52 @@ def test_a_wrong_secret_is_not_shown() -> None:
 def test_a_heartbeat_that_comes_after_the_lease_is_refused() -> None:
     environ = DSN | {"NOETL_SHARD_LEASE_SECONDS": "5", "NOETL_SHARD_HEARTBEAT_SECONDS": "5"}
 
-    with pytest.raises(ConfigError, match="shard_heartbeat_seconds"):
+    with pytest.raises(ConfigError, match="NOETL_SHARD_HEARTBEAT_SECONDS=5 must be below"):
         load_config(ShardConfig, environ)
+
+
+@pytest.mark.parametrize(
+    ("lease", "heartbeat"), [(30, 10), (3, 1), (2, 1.9), (1.5, 0.4), (60, 0.1)]
+)
+def test_a_silent_owner_is_noticed_within_the_lease_and_a_live_one_misses_two_renewals(
+    lease: float, heartbeat: float
+) -> None:
+    config = ShardConfig(
+        postgres_dsn="", shard_lease_seconds=lease, shard_heartbeat_seconds=heartbeat
+    )
+
+    noticed = config.shard_held_seconds + config.shard_look_seconds
+    assert noticed < lease
+    assert 3 * config.shard_renew_seconds <= config.shard_held_seconds
+    assert config.shard_look_seconds <= config.shard_renew_seconds <= heartbeat
+
+
+class OldNameConfig(Config, frozen=True, kw_only=True):
+    lease_seconds: Annotated[float, Meta(gt=0, extra=also("NOETL_LEASE_SEC"))] = 30.0
+
+
+def test_another_name_of_a_setting_counts_where_its_own_is_not_set() -> None:
+    others = DSN | {"NOETL_LEASE_SEC": "5"}
+
+    assert load_config(OldNameConfig, others).lease_seconds == 5
+    assert load_config(OldNameConfig, others | {"NOETL_LEASE_SECONDS": "7"}).lease_seconds == 7
+
+
+def test_a_wrong_value_is_named_with_the_name_it_was_given_by() -> None:
+    with pytest.raises(ConfigError, match="NOETL_LEASE_SEC='soon'"):
+        load_config(OldNameConfig, DSN | {"NOETL_LEASE_SEC": "soon"})
+
+
+def test_the_variables_by_which_shards_and_workers_were_known_before_are_understood() -> None:
+    environ = DSN | {
+        "NOETL_SHARD_LEASE_SEC": "3",
+        "NOETL_SHARD_HEARTBEAT_SEC": "1",
+        "NOETL_WORKER_POOL_RUNTIME": "gpu",
+        "NOETL_WORKER_CAPACITY": "2",
+        "NOETL_COMMAND_HEARTBEAT_TIMEOUT_SECONDS": "300",
+    }
+
+    shards, worker = load_config(ShardConfig, environ), load_config(WorkerConfig, environ)
+
+    assert (shards.shard_lease_seconds, shards.shard_heartbeat_seconds) == (3, 1)
+    assert (worker.pools, worker.worker_slots, worker.lease_seconds) == (("gpu",), 2, 300)

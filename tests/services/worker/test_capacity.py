@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from noetl_core.store.postgres import Pool
-from noetl_worker.config import WorkerConfig
 from services.worker.desk import config, working
 
 
@@ -46,16 +45,16 @@ async def test_every_heartbeat_says_how_much_is_in_use(
     assert found["pid"] > 0
 
 
-async def test_the_other_names_of_pool_and_slots_count(
+async def test_a_worker_registers_its_pool_and_its_labels(
     database: str, nats_url: str, pool: Pool
 ) -> None:
     configuration = config(
         database,
         nats_url,
         worker_heartbeat_interval=0.05,
-        worker_pool_runtime="gpu",
+        worker_pool="gpu",
         worker_pool_name="big ones",
-        worker_capacity=2,
+        worker_slots=2,
         worker_labels=("fast", "zone=eu"),
     )
 
@@ -65,9 +64,3 @@ async def test_the_other_names_of_pool_and_slots_count(
     assert found["capacity"] == found["slots"] == 2
     labels = {"pool": "gpu", "pool_name": "big ones", "fast": "true", "zone": "eu"}
     assert found["labels"] == labels
-
-
-def test_without_another_name_the_plain_one_counts() -> None:
-    plain = WorkerConfig(postgres_dsn="", worker_pool="cpu", worker_slots=3)
-
-    assert (plain.pool, plain.slots) == ("cpu", 3)

@@ -50,8 +50,8 @@ async def start(service: Service[ProjectionConfig]) -> None:
         pool,
         member,
         role="projection",
-        lease_seconds=config.shard_lease_seconds,
-        heartbeat_seconds=config.shard_heartbeat_seconds,
+        lease_seconds=config.shard_held_seconds,
+        heartbeat_seconds=config.shard_renew_seconds,
         on_gain=gained,
         on_release=partial(bus.wake, shards_wake("projection")),
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_LABEL, POOL_NAME
-from noetl_core.process.config import Config, ConfigError
+from noetl_core.process.config import Config, ConfigError, also
 
 _HEARTBEATS_PER_LEASE_MIN = 3
 
@@ -13,21 +13,24 @@ _HEARTBEATS_PER_LEASE_MIN = 3
 class WorkerConfig(Config, frozen=True, kw_only=True):
     worker_pool: Annotated[
         str,
-        Meta(min_length=1, description="Commands of this pool are run here; cpu,gpu for several."),
+        Meta(
+            min_length=1,
+            description="Commands of this pool are run here; cpu,gpu for several.",
+            extra=also("NOETL_WORKER_POOL_RUNTIME"),
+        ),
     ] = "cpu"
     worker_slots: Annotated[
-        int, Meta(gt=0, le=1000, description="Commands that run at the same time.")
+        int,
+        Meta(
+            gt=0,
+            le=1000,
+            description="Commands that run at the same time.",
+            extra=also("NOETL_WORKER_CAPACITY"),
+        ),
     ] = 64
-    worker_pool_runtime: Annotated[
-        str, Meta(description="Another name for NOETL_WORKER_POOL; it counts where both are set.")
-    ] = ""
     worker_pool_name: Annotated[
         str, Meta(description="What lists call the pool; by default worker- and the pool.")
     ] = ""
-    worker_capacity: Annotated[
-        int,
-        Meta(ge=0, le=1000, description="Another name for NOETL_WORKER_SLOTS; 0 leaves it."),
-    ] = 0
     worker_labels: Annotated[
         tuple[str, ...], Meta(description="What this worker has, such as gpu,zone=eu.")
     ] = ()
@@ -39,7 +42,12 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
         float, Meta(gt=0, le=30, description="Seconds between two reports of its capacity.")
     ] = 5.0
     lease_seconds: Annotated[
-        float, Meta(gt=0, description="How long a command stays ours without a heartbeat.")
+        float,
+        Meta(
+            gt=0,
+            description="How long a command stays ours without a heartbeat.",
+            extra=also("NOETL_COMMAND_HEARTBEAT_TIMEOUT_SECONDS"),
+        ),
     ] = 60.0
     heartbeat_seconds: Annotated[
         float, Meta(gt=0, description="How often leases are renewed and results confirmed.")
@@ -86,21 +94,13 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     ] = ""
 
     @property
-    def pool(self) -> str:
-        return self.worker_pool_runtime or self.worker_pool
-
-    @property
     def pools(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(part.strip() for part in self.pool.split(",")))
-
-    @property
-    def slots(self) -> int:
-        return self.worker_capacity or self.worker_slots
+        return tuple(dict.fromkeys(part.strip() for part in self.worker_pool.split(",")))
 
 
 def labels_of(config: WorkerConfig) -> dict[str, str]:
     """`gpu,zone=eu` is {"gpu": "true", "zone": "eu"}; the pool is a label, too."""
-    name = config.worker_pool_name or f"worker-{config.pool}"
+    name = config.worker_pool_name or f"worker-{config.worker_pool}"
     return own_labels(config) | {POOL_LABEL: ",".join(config.pools), "pool_name": name}
 
 
@@ -114,7 +114,8 @@ def check_config(config: WorkerConfig) -> None:
     for pool in config.pools:
         if not POOL_NAME.fullmatch(pool):
             raise ConfigError(
-                f"NOETL_WORKER_POOL={config.pool!r}: a pool is a name of letters, digits, - and _"
+                f"NOETL_WORKER_POOL={config.worker_pool!r}: a pool is a name of letters, "
+                "digits, - and _"
             )
     for name, value in own_labels(config).items():
         if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):

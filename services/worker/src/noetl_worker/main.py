@@ -71,7 +71,7 @@ async def start(service: Service[WorkerConfig]) -> None:
             service,
             pool,
             kind="worker",
-            capacity=config.slots,
+            capacity=config.worker_slots,
             labels=labels_of(config) | _limit_label(limits),
             capabilities=tools.kinds,
             heartbeat_seconds=config.worker_heartbeat_interval,
@@ -85,13 +85,13 @@ async def start(service: Service[WorkerConfig]) -> None:
         held,
         outbox,
         _performer(config, pool, worker_id, tools, plans, outbox.send_chunk, tool_slots),
-        slots=config.slots,
+        slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
         tool_slots=tool_slots,
     )
     pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb}
     member.report = partial(
-        capacity_report, work, held, slots=config.slots, tools=pools, limits=tool_slots
+        capacity_report, work, held, slots=config.worker_slots, tools=pools, limits=tool_slots
     )
     heartbeat = await service.open(
         beating(

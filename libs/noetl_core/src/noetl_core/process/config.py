@@ -1,13 +1,14 @@
 """Configuration: a frozen struct per service; field `batch_size` is NOETL_BATCH_SIZE, always.
 
-A wrong value stops the process before it does anything, and the message names the variable, the
-value and what was expected of it.
+A setting that others know by another name too says so: Meta(extra=also("NOETL_LEASE_SEC")). Its own
+name counts where both are set. A wrong value stops the process before it does anything, and the
+message names the variable, the value and what was expected of it.
 """
 
 import os
 import socket
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +17,7 @@ from noetl_core.domain.errors import NoetlError
 
 PREFIX = "NOETL_"
 _SECRET_ENDINGS = ("_dsn", "_key", "_keys", "_secret", "_token", "_password")
+_ALSO = "also"
 _SEQUENCES = (list, tuple, set, frozenset)
 
 
@@ -57,19 +59,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 C = TypeVar("C", bound=Config)
 
 
+def also(*variables: str) -> dict[str, tuple[str, ...]]:
+    """Other variables that a field is read from, for Meta(extra=...)."""
+    return {_ALSO: variables}
+
+
+def variables_of(field: msgspec.structs.FieldInfo) -> tuple[str, ...]:
+    """What the field is read from: its own variable, then its other names."""
+    metas = get_args(field.type) if get_origin(field.type) is Annotated else ()
+    others = (m.extra.get(_ALSO, ()) for m in metas if isinstance(m, Meta) and m.extra)
+    return (PREFIX + field.name.upper(), *(name for names in others for name in names))
+
+
 def load_config(kind: type[C], environ: Mapping[str, str]) -> C:
     """Read every field of `kind` from NOETL_<FIELD>; complain about all wrong ones at once."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for field in msgspec.structs.fields(kind):
-        variable = PREFIX + field.name.upper()
-        if variable in environ:
+        own = variables_of(field)[0]
+        variable = next((name for name in variables_of(field) if name in environ), None)
+        if variable is not None:
             try:
                 values[field.name] = _parse(environ[variable], field.type)
             except msgspec.ValidationError as error:
                 problems.append(f"{variable}={_shown(field.name, environ[variable])}: {error}")
         elif field.required:
-            problems.append(f"{variable} is not set")
+            problems.append(f"{own} is not set")
     if problems:
         raise ConfigError("\n".join(problems))
     try:

@@ -22,14 +22,14 @@ from msgspec import Meta
 from noetl_core.domain.assignment import fair_share_max
 from noetl_core.domain.ids import ShardId
 from noetl_core.process.clock import lease_clock
-from noetl_core.process.config import Config
+from noetl_core.process.config import Config, also
 from noetl_core.process.membership import Member
 from noetl_core.process.metrics import show_shards
 from noetl_core.store import execution_shard, runtime
 from noetl_core.store.execution_shard import Claim, ShardRow
 from noetl_core.store.postgres import Pool
 
-LOOK_SECONDS_MAX = 1.0
+LOOK_SECONDS_MAX = 0.5
 SURPLUS_SECONDS = 5.0
 """How long the shard-manager is given to say who gets what we hold too many of."""
 
@@ -42,20 +42,44 @@ class ShardConfig(Config, frozen=True, kw_only=True):
     """What every service that owns shards reads."""
 
     shard_lease_seconds: Annotated[
-        float, Meta(gt=0, description="How long a shard stays ours without a renewal.")
+        float,
+        Meta(
+            gt=0,
+            description="The shards of an owner that fell silent have another one within this.",
+            extra=also("NOETL_SHARD_LEASE_SEC"),
+        ),
     ] = 30.0
     shard_heartbeat_seconds: Annotated[
-        float, Meta(gt=0, description="How often the lease of our shards is renewed.")
+        float,
+        Meta(
+            gt=0,
+            description="How often the lease of our shards is renewed, at least.",
+            extra=also("NOETL_SHARD_HEARTBEAT_SEC"),
+        ),
     ] = 10.0
 
     def __post_init__(self) -> None:
         if self.shard_heartbeat_seconds >= self.shard_lease_seconds:
-            raise ValueError("shard_heartbeat_seconds must be below shard_lease_seconds")
+            raise ValueError(
+                f"NOETL_SHARD_HEARTBEAT_SECONDS={self.shard_heartbeat_seconds:g} must be below "
+                f"NOETL_SHARD_LEASE_SECONDS={self.shard_lease_seconds:g}"
+            )
 
     @property
     def shard_look_seconds(self) -> float:
         """How often to run `ShardOwner.keep`: orphans are found within this time."""
-        return min(self.shard_heartbeat_seconds, LOOK_SECONDS_MAX)
+        return min(self.shard_heartbeat_seconds, self.shard_lease_seconds / 8, LOOK_SECONDS_MAX)
+
+    @property
+    def shard_held_seconds(self) -> float:
+        """How long a shard stays ours without a renewal: shorter than what was promised by the time
+        in which others notice, with one look to spare."""
+        return self.shard_lease_seconds - 2 * self.shard_look_seconds
+
+    @property
+    def shard_renew_seconds(self) -> float:
+        """Two renewals may fail before the lease is over."""
+        return min(self.shard_heartbeat_seconds, self.shard_held_seconds / 3)
 
 
 async def _ignore_gain(_claims: Sequence[Claim]) -> None: ...
