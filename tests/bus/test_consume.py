@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import nats
 import pytest
+from nats.aio.client import Client
 
 from noetl_core.bus import consume
 from noetl_core.bus.connection import Bus, open_bus
@@ -43,6 +44,13 @@ async def receive_until(consumer: ShardConsumer, body: bytes) -> list[bytes]:
             await delivery.ack()
             bodies.append(delivery.body)
     return bodies
+
+
+async def name_of_consumer(client: Client) -> str:
+    """Of SHARD; there is never more than one."""
+    found = await client.jetstream().consumers_info(EVENT_STREAM)
+    (name,) = (info.name for info in found if info.name.startswith(event_consumer(SHARD)))
+    return str(name)
 
 
 def numbers(deliveries: list[Delivery]) -> list[int]:
@@ -131,7 +139,7 @@ async def test_what_another_reader_of_our_consumer_took_is_not_lost(
         await delivery.ack()
     thief = await nats.connect(nats_url)
     subscription = await thief.jetstream().pull_subscribe_bind(
-        durable=event_consumer(SHARD), stream=EVENT_STREAM
+        durable=await name_of_consumer(thief), stream=EVENT_STREAM
     )
     fetching = asyncio.create_task(subscription.fetch(1, timeout=5))
     await asyncio.sleep(0.1)
@@ -143,6 +151,36 @@ async def test_what_another_reader_of_our_consumer_took_is_not_lost(
     assert len(await fetching) == 1
     await thief.close()
     assert bodies == set(range(1, 20))
+
+
+@pytest.mark.parametrize("way", ["regained", "reconnected"])
+async def test_late_acknowledgements_do_not_stop_who_began_anew(
+    bus: Bus, consumer: ShardConsumer, way: str
+) -> None:
+    """A consumer counts from 1: one that is told of sequences of its predecessor would be deaf."""
+    before = consume.ACK_PENDING_MAX * 3
+    await consumer.add(SHARD)
+    await send(bus, before)
+    await receive_until(consumer, str(before - 501).encode())
+    late = await receive(consumer, 500)
+    if way == "regained":
+        await consumer.remove(SHARD)
+        await consumer.add(SHARD)
+    else:
+        assert bus.client is not None
+        await bus.client.close()
+    again = await receive(consumer, 500)
+    assert numbers(again) == numbers(late)
+    for delivery in (*late, *again):
+        await delivery.ack()
+
+    after = consume.ACK_PENDING_MAX + 500
+    await send(bus, after, first=before)
+    began = time.monotonic()
+    bodies = await receive_until(consumer, str(before + after - 1).encode())
+
+    assert len(bodies) == after
+    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS / 2
 
 
 async def test_a_stream_that_is_deleted_is_made_again_and_read_from(
@@ -167,7 +205,7 @@ async def test_a_consumer_that_is_deleted_is_made_again(
     await send(bus, 3)
     await receive_until(consumer, b"2")
     client = await nats.connect(nats_url)
-    await client.jetstream().delete_consumer(EVENT_STREAM, event_consumer(SHARD))
+    await client.jetstream().delete_consumer(EVENT_STREAM, await name_of_consumer(client))
     await client.close()
 
     await send(bus, 1, first=10)

@@ -1,6 +1,6 @@
 """Reads the events of the shards we own from JetStream, all into one queue.
 
-    stream NOETL_EVENTS ── durable consumer per shard ── pull requests ──> inbox ──> queue
+    stream NOETL_EVENTS ── a consumer per shard ── pull requests ──> inbox ──> queue
 
 Per shard one pull request is outstanding: up to PULL_BATCH messages, or a status after
 PULL_SECONDS. When it is used up the next one goes out, after its messages went into the queue; so a
@@ -8,9 +8,13 @@ full queue stops the flow, and never more than one batch per shard waits outside
 
 The consumer acknowledges "everything up to here". That is only right for a reader that saw
 everything up to here, so each delivery carries the consumer's own sequence, and a gap in it (the
-connection broke, another process pulled from our consumer) starts the consumer again from its
-acknowledged floor. The same is done when a shard is taken over: what the last owner had in flight
-comes at once, not after ACK_WAIT_SECONDS.
+connection broke, another process pulled from our consumer) makes us begin anew. So does taking a
+shard over: what the last owner had in flight comes at once, not after ACK_WAIT_SECONDS.
+
+Beginning anew is a consumer with a name of its own that starts where the last one was acknowledged,
+which is deleted then. Never one of the same name: it counts from 1 again, and an acknowledgement
+for a delivery of its predecessor (it waits in our queue, or in a process that sleeps) would make it
+believe that everything up to there is done, and drop our own acknowledgements below that.
 """
 
 import asyncio
@@ -20,16 +24,17 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
+from nats import nuid
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from noetl_core.bus.cancel import cancel
 from noetl_core.bus.connection import NATS_ERRORS, Bus
-from noetl_core.bus.streams import API_SECONDS_MAX, ensure_streams
+from noetl_core.bus.streams import API_SECONDS_MAX, MAX_AGE_SECONDS, ensure_streams
 from noetl_core.domain.ids import ShardId
 from noetl_core.wire.subjects import EVENT_STREAM, event_consumer, shard_events
 
@@ -140,7 +145,7 @@ class _Pull:
         self._shard = shard
         self._bus = bus
         self._queue = queue
-        self._durable = event_consumer(shard)
+        self._consumer = ""
         self._client: Client | None = None
         self._subscription: Subscription | None = None
         self._inbox = ""
@@ -177,7 +182,8 @@ class _Pull:
             return False
         self._broken.clear()
         jetstream = client.jetstream(timeout=API_SECONDS_MAX)
-        self._next_sequence = await _ready_consumer(client, jetstream, self._shard)
+        self._consumer = await _begin_anew(client, jetstream, self._shard)
+        self._next_sequence = 1
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._receive)
         self._client = client
@@ -206,7 +212,7 @@ class _Pull:
         if self._client is not None:
             self._remaining = PULL_BATCH
             self._heard_at = _now()
-            subject = f"$JS.API.CONSUMER.MSG.NEXT.{EVENT_STREAM}.{self._durable}"
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{EVENT_STREAM}.{self._consumer}"
             await self._client.publish(subject, _PULL, reply=self._inbox)
 
     async def _receive(self, message: Msg) -> None:
@@ -234,35 +240,48 @@ class _Pull:
             await self._request()
 
 
-async def _ready_consumer(client: Client, jetstream: JetStreamContext, shard: ShardId) -> int:
-    """Make the consumer if it is missing; rewind it if something is in flight elsewhere.
+async def _begin_anew(client: Client, jetstream: JetStreamContext, shard: ShardId) -> str:
+    """A new consumer of the shard in place of those there are. Says its name.
 
-    Returns the sequence of the next delivery.
+    Dying in between leaves several: the next to begin takes up from the furthest, deletes all.
     """
-    durable = event_consumer(shard)
     try:
-        info = await jetstream.consumer_info(EVENT_STREAM, durable)
+        last = await _consumers_of(jetstream, shard)
     except NotFoundError:
         await ensure_streams(client)
-        await jetstream.add_consumer(EVENT_STREAM, _consumer(shard, start=1))
-        return 1
-    if not info.num_ack_pending:
-        return 1 + (info.delivered.consumer_seq if info.delivered else 0)
-    floor = info.ack_floor.stream_seq if info.ack_floor else 0
-    await jetstream.delete_consumer(EVENT_STREAM, durable)
-    await jetstream.add_consumer(EVENT_STREAM, _consumer(shard, start=floor + 1))
-    return 1
+        last = []
+    floor = max((info.ack_floor.stream_seq for info in last if info.ack_floor), default=0)
+    name = event_consumer(shard, nuid.NUID().next().decode())
+    await jetstream.add_consumer(EVENT_STREAM, _consumer(name, shard, start=floor + 1))
+    for info in last:
+        with suppress(NotFoundError):
+            await jetstream.delete_consumer(EVENT_STREAM, info.name)
+    return name
 
 
-def _consumer(shard: ShardId, *, start: int) -> ConsumerConfig:
+async def _consumers_of(jetstream: JetStreamContext, shard: ShardId) -> list[ConsumerInfo]:
+    found: list[ConsumerInfo] = []
+    page = await jetstream.consumers_info(EVENT_STREAM)
+    offset = len(page)
+    while page:
+        found += [info for info in page if info.name.startswith(event_consumer(shard))]
+        page = await jetstream.consumers_info(EVENT_STREAM, offset)
+        offset += len(page)
+    return found
+
+
+def _consumer(name: str, shard: ShardId, *, start: int) -> ConsumerConfig:
     return ConsumerConfig(
-        durable_name=event_consumer(shard),
+        name=name,
+        durable_name=name,
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=start,
         ack_policy=AckPolicy.ALL,
         ack_wait=ACK_WAIT_SECONDS,
         max_ack_pending=ACK_PENDING_MAX,
         filter_subject=shard_events(shard),
+        # Of a shard that is gone: nobody pulls, and what was in the stream is gone by then, too.
+        inactive_threshold=MAX_AGE_SECONDS,
     )
 
 

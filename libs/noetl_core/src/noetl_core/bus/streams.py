@@ -7,7 +7,7 @@ from nats.js.errors import BadRequestError
 from noetl_core.wire.subjects import EVENT_STREAM, EVENT_STREAM_SUBJECTS
 
 API_SECONDS_MAX = 2.0
-_MAX_AGE_SECONDS = 3600.0
+MAX_AGE_SECONDS = 3600.0
 _MAX_BYTES = 1 << 30
 
 
@@ -18,7 +18,7 @@ def event_stream() -> StreamConfig:
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
-        max_age=_MAX_AGE_SECONDS,
+        max_age=MAX_AGE_SECONDS,
         max_bytes=_MAX_BYTES,
     )
 

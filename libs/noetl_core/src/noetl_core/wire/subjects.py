@@ -34,9 +34,9 @@ def shard_events(shard: ShardId) -> str:
     return f"noetl.events.{shard}.>"
 
 
-def event_consumer(shard: ShardId) -> str:
-    """The durable consumer that whoever owns the shard reads from."""
-    return f"broker-{shard}"
+def event_consumer(shard: ShardId, opening: str = "") -> str:
+    """The consumer that whoever owns the shard reads from; every opening makes one of its own."""
+    return f"broker-{shard}-{opening}"
 
 
 def inbox_wake(shard: ShardId) -> str:
