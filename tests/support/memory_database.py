@@ -6,6 +6,7 @@ does. Inside `in_memory()` the broker's stores answer from a Database instead of
 
 import bisect
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
@@ -50,7 +51,7 @@ from noetl_core.store import batch as batches
 from noetl_core.store import event as events
 from noetl_core.store import snapshot
 from noetl_core.store.batch import Batch, EndedRow, ManifestRow, PartRow
-from noetl_core.store.event import event_of
+from noetl_core.store.event import event_of, event_row
 from noetl_core.wire.messages import Message, Stored, encode_messages
 from support.ledger import Ledger
 from support.playbooks import Plan
@@ -581,12 +582,19 @@ async def _snapshots(
     return {e: conn.state_of(e) for e in execution_ids if e in conn.snapshots}
 
 
-async def _tails(conn: Database, after: dict[ExecutionId, EventId]) -> list[Event]:
-    return [
-        event
-        for event in conn.events_after(min(after.values()))
-        if event.execution_id in after and event.event_id > after[event.execution_id]
-    ]
+async def _tails(
+    conn: Database, after: dict[ExecutionId, EventId], *, limit: int
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    counts: Counter[ExecutionId] = Counter()
+    for event in conn.events_after(min(after.values())):
+        execution_id = event.execution_id
+        if execution_id in after and event.event_id > after[execution_id]:
+            counts[execution_id] += 1
+            if counts[execution_id] <= limit:
+                row = event_row(event, shard_id=SHARD, epoch_id=None)
+                found.append(row._asdict())
+    return found
 
 
 async def _playbook(_playbooks: Playbooks, conn: Database, catalog_id: CatalogId) -> Playbook:

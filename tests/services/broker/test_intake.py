@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from noetl_broker.intake import Intake
 from noetl_broker.portion import BYTES_FIRST, BYTES_MIN, TURN_SECONDS, Portion
 from noetl_core.bus.connection import Bus
@@ -84,3 +86,45 @@ def test_a_slow_batch_makes_the_next_one_smaller_and_quick_ones_larger_again() -
     assert portion.bytes_max == BYTES_MIN, "a small batch says nothing of a large one"
     portion.learn(size=BYTES_MIN, seconds=0.001)
     assert portion.bytes_max == BYTES_MIN * 2
+
+
+async def test_nothing_leaves_the_queue_while_the_inbox_cannot_be_read(
+    pool: Pool, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next acknowledgement would cover it, though nobody has seen it."""
+    waiting = intake(pool, bus, 1, 2, 3)
+
+    async def away(*_: object, **__: object) -> None:
+        raise ConnectionError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("noetl_broker.intake.inbox.waiting", away)
+        with pytest.raises(ConnectionError):
+            await waiting.next_batch()
+
+    letters, deliveries = await waiting.next_batch()
+    assert [len(letter.body) for letter in letters] == [1, 2, 3]
+    assert len(deliveries) == 3
+
+
+async def test_the_delivery_that_ended_the_wait_is_kept_while_the_inbox_cannot_be_read(
+    pool: Pool, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = intake(pool, bus)
+    await waiting.next_batch()
+    asked = asyncio.create_task(waiting.next_batch())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    async def away(*_: object, **__: object) -> None:
+        raise ConnectionError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("noetl_broker.intake.inbox.waiting", away)
+        waiting._deliveries.put_nowait(Delivery(SHARD, b"one", bus, ""))
+        await waiting.look_into_inbox()
+        with pytest.raises(ConnectionError):
+            await asked
+
+    letters, _ = await waiting.next_batch()
+    assert [letter.body for letter in letters] == [b"one"]

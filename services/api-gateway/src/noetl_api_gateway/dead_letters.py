@@ -26,12 +26,11 @@ from noetl_api_gateway.executions import find
 from noetl_api_gateway.promises import wake
 from noetl_api_gateway.requests import query
 from noetl_core.domain.errors import ConflictError, NotFoundError
-from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.ids import ID_MAX, ExecutionId, ShardId
 from noetl_core.domain.state import TERMINAL
 from noetl_core.store import audit, dead_letter, inbox
 from noetl_core.store.dead_letter import DeadLetter
 from noetl_core.wire import http
-from noetl_core.wire.http import ID_MAX
 from noetl_core.wire.messages import Barrier, Message, Start, decode_messages, encode_messages
 
 ACTOR = "api"

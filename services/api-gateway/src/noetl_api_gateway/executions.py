@@ -29,7 +29,7 @@ from noetl_api_gateway.requests import (
 from noetl_api_gateway.shown import until_shown
 from noetl_api_gateway.standing import at_this_moment
 from noetl_core.domain.errors import ConflictError, NotFoundError, ToolError
-from noetl_core.domain.ids import EventId, ExecutionId
+from noetl_core.domain.ids import ID_MAX, EventId, ExecutionId
 from noetl_core.domain.state import TERMINAL, ExecutionStatus
 from noetl_core.store import catalog, execution
 from noetl_core.store.catalog import CatalogEntry
@@ -326,7 +326,7 @@ def _encode_cursor(row: "Record") -> str:
 
 def _decode_cursor(text: str) -> Cursor:
     found = _CURSOR.fullmatch(text)
-    if found is None or int(found["id"]) > http.ID_MAX:
+    if found is None or int(found["id"]) > ID_MAX:
         raise RequestError(422, "not a cursor that a page gave", field="cursor")
     try:
         started_at = _EPOCH + int(found["microseconds"]) * _MICROSECOND

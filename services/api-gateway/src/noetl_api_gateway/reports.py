@@ -15,9 +15,8 @@ from noetl_api_gateway.executions import find
 from noetl_api_gateway.promises import promise, stored
 from noetl_api_gateway.requests import RequestError, json_body
 from noetl_core.domain.errors import ToolError
-from noetl_core.domain.ids import CommandId, ExecutionId, WorkerId, parse_command_id
+from noetl_core.domain.ids import ID_MAX, CommandId, ExecutionId, WorkerId, parse_command_id
 from noetl_core.wire import http
-from noetl_core.wire.http import ID_MAX
 from noetl_core.wire.legacy_events import current_name
 from noetl_core.wire.messages import Claimed, Done, Failed, Message
 

@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 
 from noetl_core.domain.errors import NotFoundError, RejectedError
-from noetl_core.domain.ids import ExecutionId
-from noetl_core.wire.http import BODY_BYTES_MAX, ID_MAX
+from noetl_core.domain.ids import ID_MAX, ExecutionId
+from noetl_core.wire.http import BODY_BYTES_MAX
 
 T = TypeVar("T")
 

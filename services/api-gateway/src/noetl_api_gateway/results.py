@@ -21,7 +21,7 @@ from noetl_core.blob import ReferenceNotAvailableError
 from noetl_core.blob.documents import check_time, document_in
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.errors import NotFoundError
-from noetl_core.domain.ids import EventId, ExecutionId, LoopId, StepName
+from noetl_core.domain.ids import ID_MAX, EventId, ExecutionId, LoopId, StepName
 from noetl_core.domain.pages import PageRule, items_of
 from noetl_core.domain.result_view import value_of
 from noetl_core.domain.state import ExecutionState, StepState
@@ -90,7 +90,7 @@ async def _steps(gateway: Gateway, execution_id: ExecutionId) -> dict[StepName, 
 
 def _recorded_as(step: StepState) -> int:
     reference = None if step.result is None else step.result.reference
-    return http.ID_MAX if reference is None else reference.ref_id
+    return ID_MAX if reference is None else reference.ref_id
 
 
 async def _whole(gateway: Gateway, execution_id: ExecutionId, reference: Reference) -> Response:

@@ -198,7 +198,7 @@ class Broker:
             for t in taken
             if t.execution_id is not None and (reload or not isinstance(t.message, Start))
         }
-        await self.states.load(turn.conn, known_before)
+        turn.poisoned |= await self.states.load(turn.conn, known_before)
         if reload:
             taken = await self._without_refused(turn, taken)
         for one in taken:
@@ -271,11 +271,12 @@ class Broker:
 
     async def _reissue_lost(self, turn: Turn, shard: ShardId, live: Live) -> None:
         """An open command without a row can never end: close the attempt, which issues the next."""
-        fresh = {row.command_id for row in turn.batch.commands}
+        own = live.state.execution_id
+        fresh = {row.command_id for row in turn.batch.commands if row.execution_id == own}
         open_commands = [
             c for c, held in live.state.commands.items() if c not in fresh and held.parked is None
         ]
-        keys = [(live.state.execution_id, c) for c in open_commands]
+        keys = [(own, c) for c in open_commands]
         rows = await batches.holders(turn.conn, keys)
         for key in keys:
             if key not in rows:
@@ -295,8 +296,8 @@ class Broker:
         marked = self._unmarked.get(shard, set()) | {
             e for e, s in turn.touched.items() if s == shard
         }
-        await self.states.load(turn.conn, marked)
-        for execution_id in marked:
+        unreadable = await self.states.load(turn.conn, marked)
+        for execution_id in marked - unreadable.keys() - turn.poisoned.keys():
             live = self.states.get(execution_id)
             fact = checkpoint(live.state, epoch)
             if fact is not None:
@@ -331,10 +332,10 @@ class Broker:
         turn.fence(shard)
         self.states.drop([execution_id])
         turn.touched[execution_id] = shard
-        await self.states.load(turn.conn, [execution_id])
-        state = self.states.get(execution_id).state
-        if not state.is_terminal:
-            self._fail(turn, shard, state.execution_id, own, reason)
+        unreadable = await self.states.load(turn.conn, [execution_id])
+        # What cannot be read can neither go on nor be ended: it is left to whoever mends it.
+        if not unreadable and not self.states.get(execution_id).state.is_terminal:
+            self._fail(turn, shard, execution_id, own, reason)
         self.states.drop([execution_id])
 
     def _fail(
@@ -363,9 +364,12 @@ class Broker:
     def _settle(self, turn: Turn) -> None:
         """The commit is done: remember what the next barrier has to mark, trim the caches."""
         for execution_id, shard in turn.touched.items():
-            self._unmarked.setdefault(shard, set()).add(execution_id)
-            if execution_id not in turn.poisoned:  # its state was dropped: the next read loads it
-                self.states.trim_values(execution_id)
+            unmarked = self._unmarked.setdefault(shard, set())
+            # Without a barrier for long, only who is still here is marked by the next one.
+            if self.states.settle(execution_id):
+                unmarked.add(execution_id)
+            else:
+                unmarked.discard(execution_id)
         for shard, epoch in turn.closing.items():
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)

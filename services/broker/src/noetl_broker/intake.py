@@ -36,6 +36,8 @@ class Intake:
         self._inbox_due = asyncio.Event()
         self._inbox_due.set()
         self._barriers: dict[ShardId, bytes] = {}
+        self._arrived: list[Delivery] = []
+        """The delivery that ended the wait, until it goes into a batch."""
         self.portion = Portion()
 
     async def look_into_inbox(self, _body: bytes = b"") -> None:
@@ -54,7 +56,11 @@ class Intake:
 
     async def next_batch(self) -> tuple[list[Letter], list[Delivery]]:
         """Waits until there is something, or until the inbox is due; may come back empty."""
-        deliveries = await self._arrival()
+        await self._arrival()
+        # Before anything is taken: while Postgres is away this fails, and what had left the queue
+        # would be acknowledged with the next delivery, though nobody has seen it.
+        rows = await self._inbox_letters() if self._inbox_due.is_set() else []
+        deliveries, self._arrived = self._arrived, []
         size = sum(len(delivery.body) for delivery in deliveries)
         while not (
             len(deliveries) >= self._batch_size
@@ -64,33 +70,31 @@ class Intake:
             deliveries.append(self._deliveries.get_nowait())
             size += len(deliveries[-1].body)
         letters = [Letter(delivery.shard, delivery.body) for delivery in deliveries]
-        if self._inbox_due.is_set():
-            letters += await self._inbox_letters()
+        letters += rows
         letters += [Letter(shard, body) for shard, body in self._barriers.items()]
         self._barriers.clear()
         return letters, deliveries
 
     async def _inbox_letters(self) -> list[Letter]:
-        self._inbox_due.clear()
         rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
-        if len(rows) == self._batch_size:
-            self._inbox_due.set()
+        if len(rows) < self._batch_size:
+            self._inbox_due.clear()
         return [Letter(row.shard_id, row.body, row.inbox_id) for row in rows]
 
-    async def _arrival(self) -> list[Delivery]:
-        """The first delivery, if that is what ended the wait."""
-        if not self._deliveries.empty() or self._inbox_due.is_set():
-            return []
+    async def _arrival(self) -> None:
+        """Wait until there is something to take, or the inbox is due."""
+        if self._arrived or not self._deliveries.empty() or self._inbox_due.is_set():
+            return
         first = asyncio.ensure_future(self._deliveries.get())
         due = asyncio.ensure_future(self._inbox_due.wait())
         try:
             await asyncio.wait(
                 {first, due}, timeout=self._inbox_poll_seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            if not first.done():
+            if first.done():
+                self._arrived.append(first.result())
+            else:
                 self._inbox_due.set()
-                return []
-            return [first.result()]
         finally:
             due.cancel()
             first.cancel()

@@ -87,7 +87,9 @@ async def start(service: Service[BrokerConfig]) -> None:
         inbox_poll_seconds=config.broker_inbox_poll_seconds,
     )
     note = _note(service, pool)
-    pump = Pump(broker, intake, bus, renew=keep, stopping=service.stopping, note=note)
+    pump = Pump(
+        broker, intake, bus, held=owner.held, renew=keep, stopping=service.stopping, note=note
+    )
     await keep()
     service.every(WATCH_SECONDS, workers.look, name="watch workers")
     service.on_stop(owner.release)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -13,6 +13,7 @@ from noetl_broker.turn import Letter, Turn
 from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.errors import ShardLostError
+from noetl_core.domain.ids import ShardId
 from noetl_core.process.resilience import backoff_seconds, is_transient
 from noetl_core.store.event import EventRow
 
@@ -26,6 +27,7 @@ class Pump:
         intake: Intake,
         bus: Bus,
         *,
+        held: Callable[[], Mapping[ShardId, int]],
         renew: Callable[[], Awaitable[object]],
         stopping: asyncio.Event,
         note: Callable[[list[EventRow]], None] | None = None,
@@ -34,6 +36,7 @@ class Pump:
         self._broker = broker
         self._intake = intake
         self._bus = bus
+        self._held = held
         self._renew = renew
         self._stopping = stopping
 
@@ -62,12 +65,18 @@ class Pump:
         states that do not know of it.
         """
         failures = 0
+        is_fenced = False
         while not self._stopping.is_set():
             try:
+                # Our leases may have run out while Postgres was away: whether anything is ours is
+                # to be asked before letters for other owners are dropped.
+                if is_fenced or not self._held():
+                    await self._renew()
+                    is_fenced = False
                 return await self._broker.advance(letters)
             except ShardLostError as error:
                 log.warning("broker.fenced", shard_ids=list(error.shard_ids))
-                await self._renew()
+                is_fenced = True
             except Exception as error:
                 if not is_transient(error):
                     raise

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -11,11 +12,12 @@ from noetl_broker.read import Reader
 from noetl_broker.states import Live, Playbooks
 from noetl_broker.turn import Turn
 from noetl_core.blob.result_store import ResultStore
+from noetl_core.blob.tier import ReferenceNotAvailableError
 from noetl_core.domain.brief import brief_for, encode_brief
 from noetl_core.domain.decide import Recorded, follow
 from noetl_core.domain.errors import ReferenceNeeded
 from noetl_core.domain.events import AnyFact, CommandIssued, Event, ExecutionStarted, LoopStarted
-from noetl_core.domain.ids import CommandId, EpochId, EventId, LoopId, ShardId
+from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, LoopId, ShardId
 from noetl_core.domain.loop import split
 from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.workers import NOBODY, Workers
@@ -120,7 +122,7 @@ class Recorder:
         )
         for number, part in enumerate(split(item.collection, fact.part_size)):
             name = CommandId(f"{fact.step}.{fact.visit}/collection.{number}")
-            stored = await self._results.put(execution_id, name, part)
+            stored = await self._put(execution_id, name, part)
             turn.batch.parts.append(
                 PartRow(
                     execution_id,
@@ -135,3 +137,12 @@ class Recorder:
                 )
             )
             live.known.parts[loop_id, number] = part
+
+    async def _put(self, execution_id: ExecutionId, name: CommandId, part: list[Any]) -> Stored:
+        """An OSError would be taken for Postgres being away, and all shards would wait for a volume
+        that one execution wants to write to."""
+        try:
+            return await self._results.put(execution_id, name, part)
+        except OSError as error:
+            reason = f"the items of a loop could not be stored: {error}"
+            raise ReferenceNotAvailableError(reason, execution_id=execution_id) from error

@@ -4,7 +4,7 @@ A cache and nothing more: dropping any entry costs a read (the snapshot of the p
 tail of the log after it), never an answer.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 
 import structlog
@@ -25,8 +25,8 @@ from noetl_core.wire.messages import Stored
 log = structlog.get_logger()
 
 PLAYBOOKS_MAX = 500
-PARTS_MAX = 4
-RESULTS_MAX = 32
+TAIL_PAGE = 1000
+"""Events of an execution that are folded at once: between two pages leases are renewed."""
 
 
 class Live:
@@ -40,14 +40,9 @@ class Live:
         self.fresh: dict[RefId, Stored] = {}
         """Results that came with a message of this turn: not in the database yet."""
 
-    def trim(self) -> None:
-        """Keep what the next decision is likely to read: the newest parts and results."""
-        for values, most in ((self.known.parts, PARTS_MAX), (self.known.results, RESULTS_MAX)):
-            while len(values) > most:
-                del values[next(iter(values))]  # type: ignore[arg-type]
-        self.known.loops.clear()
-        self.known.pages.clear()
-        self.known.undone.clear()
+    def forget_values(self) -> None:
+        """What a turn has read may be large; the store of results keeps what is read often."""
+        self.known = Known()
         self.fresh.clear()
 
 
@@ -83,29 +78,66 @@ class States:
             self.shard_count = shard_count
             self._live.clear()
 
-    def trim_values(self, execution_id: ExecutionId) -> None:
+    def settle(self, execution_id: ExecutionId) -> bool:
+        """A turn with it is committed: keep the state alone. False when it has ended, and is let
+        go of."""
         live = self._live.get(execution_id)
-        if live is not None:
-            live.trim()
+        if live is None or live.state.is_terminal:
+            self._live.pop(execution_id, None)
+            return False
+        live.forget_values()
+        return True
 
     def trim(self) -> None:
         while len(self._live) > self._states_max:
             self._live.popitem(last=False)
 
-    async def load(self, conn: Connection, execution_ids: Iterable[ExecutionId]) -> None:
-        """Read what is not here yet: two queries, however many executions."""
+    async def load(
+        self, conn: Connection, execution_ids: Iterable[ExecutionId]
+    ) -> dict[ExecutionId, str]:
+        """Read what is not here yet: few queries, however many executions.
+
+        Returns those whose log cannot be read, with the reason.
+        """
         missing = [e for e in execution_ids if e not in self._live]
         if not missing:
-            return
+            return {}
         loaded = await snapshot.read(conn, missing)
         states = {e: loaded.get(e) or ExecutionState(execution_id=e) for e in missing}
-        tails = await event.read_tails(conn, {e: s.last_event_id for e, s in states.items()})
-        for tail in tails:
-            fold(states[tail.execution_id], tail)
-        REPLAYED.add(len(tails))
-        if loaded or tails:
-            log.info("states.replayed", executions=len(missing), events=len(tails))
-        self._live.update({e: Live(state) for e, state in states.items()})
+        replayed, unreadable = await _replay(conn, states)
+        REPLAYED.add(replayed)
+        if loaded or replayed:
+            log.info("states.replayed", executions=len(missing), events=replayed)
+        self._live.update({e: Live(s) for e, s in states.items() if e not in unreadable})
+        return unreadable
+
+
+async def _replay(
+    conn: Connection, states: dict[ExecutionId, ExecutionState]
+) -> tuple[int, dict[ExecutionId, str]]:
+    """Fold what the log has past these states, page by page. Says how many events that were, and
+    of whom one could not be folded."""
+    replayed = 0
+    unreadable: dict[ExecutionId, str] = {}
+    behind = {e: state.last_event_id for e, state in states.items()}
+    while behind:
+        rows = await event.read_tails(conn, behind, limit=TAIL_PAGE)
+        counts = Counter(row["execution_id"] for row in rows)
+        for row in rows:
+            execution_id = row["execution_id"]
+            try:
+                if execution_id not in unreadable:
+                    fold(states[execution_id], event.event_of(row))
+            except Exception as error:  # noqa: BLE001 - one bad log, whatever it is, never stops a shard
+                reason = f"{type(error).__name__}: {error}"
+                unreadable[execution_id] = f"its event {row['event_id']} cannot be read: {reason}"
+        replayed += len(rows)
+        behind = {
+            e: states[e].last_event_id
+            for e, count in counts.items()
+            if count == TAIL_PAGE and e not in unreadable
+        }
+    return replayed, unreadable
 
 
 class Playbooks:

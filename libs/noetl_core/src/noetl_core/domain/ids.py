@@ -17,6 +17,8 @@ StepName = NewType("StepName", str)
 CommandId = NewType("CommandId", str)
 VisitId = NewType("VisitId", str)
 
+ID_MAX = (1 << 63) - 1
+
 _NO_TOKEN = re.compile(r"[^\w-]")
 _COMMAND = re.compile(
     r"(?P<step>.+)\.(?P<visit>\d+)(?:/(?P<index>\d+))?(?:@(?P<page>\d+))?#(?P<attempt>\d+)"

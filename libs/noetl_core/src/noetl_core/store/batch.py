@@ -459,11 +459,18 @@ async def _say_expiries(conn: Connection, batch: Batch) -> None:
 
 _DEAD_LETTERS = """
 INSERT INTO noetl.dead_letter (shard_id, execution_id, source, body, reason)
-SELECT * FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[], $5::text[])
+SELECT u.*
+FROM unnest($1::integer[], $2::bigint[], $3::text[], $4::bytea[], $5::text[])
+    AS u (shard_id, execution_id, source, body, reason)
+WHERE NOT EXISTS (
+    SELECT FROM noetl.dead_letter AS d
+    WHERE d.execution_id = u.execution_id AND d.source = u.source AND d.body = u.body
+)
 """
 
 
 async def _insert_dead_letters(conn: Connection, batch: Batch) -> None:
+    """Who is not understood says it again and again: it is kept once."""
     if batch.dead_letters:
         await conn.execute(_DEAD_LETTERS, *_columns(batch.dead_letters, 5))
 

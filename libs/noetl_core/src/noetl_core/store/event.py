@@ -25,6 +25,7 @@ from noetl_core.domain.events import (
     type_name,
 )
 from noetl_core.domain.ids import (
+    ID_MAX,
     EpochId,
     EventId,
     ExecutionId,
@@ -202,18 +203,25 @@ execution_id, event_id, event_type, node_name, command_id, loop_id, iter_index, 
 parent_event_id, parent_execution_id, catalog_id, context, result, meta, error, shard_id, created_at
 """
 
-_READ_EXECUTIONS = f"""
-SELECT {_FIELDS}
+_READ_TAILS = f"""
+SELECT tail.*
 FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution, after)
-JOIN noetl.event ON execution_id = wanted.execution AND event_id > wanted.after
-ORDER BY event_id
+CROSS JOIN LATERAL (
+    SELECT {_FIELDS}
+    FROM noetl.event
+    WHERE execution_id = wanted.execution AND event_id > wanted.after
+    ORDER BY event_id
+    LIMIT $3
+) AS tail
 """  # noqa: S608 - the fields are a constant
 
 
-async def read_tails(conn: Connection, after: dict[ExecutionId, EventId]) -> list[Event]:
-    """Everything that follows the given watermarks, in log order."""
-    rows = await conn.fetch(_READ_EXECUTIONS, list(after), list(after.values()))
-    return [event_of(row) for row in rows]
+async def read_tails(
+    conn: Connection, after: dict[ExecutionId, EventId], *, limit: int
+) -> list[Any]:
+    """Up to `limit` rows of each execution past its watermark, in log order; decode with
+    `event_of`."""
+    return list(await conn.fetch(_READ_TAILS, list(after), list(after.values()), limit))
 
 
 _READ_BETWEEN = f"""
@@ -292,8 +300,6 @@ async def entries(conn: Connection | Pool, execution_id: ExecutionId) -> dict[St
     return {StepName(row[0]): EventId(row[1]) for row in await conn.fetch(_ENTRIES, execution_id)}
 
 
-_ID_MAX = (1 << 63) - 1
-
 _READ_SHARDS = f"""
 SELECT tail.*
 FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard, after)
@@ -311,7 +317,7 @@ async def read_shards(
     conn: Connection, after: dict[ShardId, EventId], *, limit: int, upto: EventId | None = None
 ) -> list[Any]:
     """Up to `limit` rows of each shard past its watermark, in log order; decode with `event_of`."""
-    last = _ID_MAX if upto is None else upto
+    last = ID_MAX if upto is None else upto
     return list(await conn.fetch(_READ_SHARDS, list(after), list(after.values()), limit, last))
 
 

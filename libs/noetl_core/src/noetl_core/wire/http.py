@@ -12,10 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from noetl_core.domain.errors import Problem, ToolError
+from noetl_core.domain.ids import ID_MAX
 from noetl_core.domain.playbook import PATH_LENGTH_MAX
 from noetl_core.domain.progress import StepProgress
 from noetl_core.domain.sharding import VNODE_COUNT
 from noetl_core.domain.state import ExecutionStatus, StepStatus
+from noetl_core.wire.messages import NAME_PATTERN
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
 PLAYBOOK_BYTES_MAX = 1024 * 1024
@@ -24,7 +26,6 @@ RESULTS_BYTES_MAX = 8 * 1024 * 1024
 """The results of all steps together in one answer; beyond it, a step's result is a reference."""
 PAGE_SIZE_MAX = 1000
 WAIT_SECONDS_MAX = 60.0
-ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
@@ -355,8 +356,8 @@ class EventReport(Request, frozen=True, kw_only=True):
 
     execution_id: str | int
     event_type: Annotated[str, Meta(max_length=100)]
-    command_id: Annotated[str, Meta(max_length=2000)]
-    worker_id: Annotated[str, Meta(min_length=1, max_length=255)]
+    command_id: Annotated[str, Meta(max_length=2000, pattern=NAME_PATTERN)]
+    worker_id: Annotated[str, Meta(max_length=255, pattern=NAME_PATTERN)]
     result: Any = None
     error: ToolError | str | None = None
     context: dict[str, Any] = {}

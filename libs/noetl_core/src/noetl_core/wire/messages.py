@@ -4,23 +4,27 @@ None of these is a fact yet. The broker checks each against the state and the le
 fact that follows from it; a message that comes twice changes nothing.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from noetl_core.domain import ids
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ToolError
-from noetl_core.domain.ids import (
-    CatalogId,
-    CommandId,
-    EpochId,
-    ExecutionId,
-    ShardId,
-    StepName,
-    WorkerId,
-)
+from noetl_core.domain.ids import ID_MAX, StepName
 
 BODY_BYTES_MAX = 512 * 1024
+NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+
+# Anybody may publish. What no row can hold is no message: it is set aside as it came, instead of
+# making the commit fail that takes it up.
+ExecutionId = Annotated[ids.ExecutionId, Meta(ge=0, le=ID_MAX)]
+CatalogId = Annotated[ids.CatalogId, Meta(ge=0, le=ID_MAX)]
+EpochId = Annotated[ids.EpochId, Meta(ge=0, le=ID_MAX)]
+ShardId = Annotated[ids.ShardId, Meta(ge=0, lt=1 << 31)]
+CommandId = Annotated[ids.CommandId, Meta(pattern=NAME_PATTERN, max_length=4000)]
+WorkerId = Annotated[ids.WorkerId, Meta(pattern=NAME_PATTERN, max_length=1000)]
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -95,7 +99,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
     """Somebody tells the execution something; `name` is what a step may wait for."""
 
     execution_id: ExecutionId
-    signal_id: int
+    signal_id: Annotated[int, Meta(ge=0, le=ID_MAX)]
     name: str
     approved: bool = True
     by: str = ""
@@ -239,9 +243,9 @@ def decode_messages(body: bytes) -> list[Message]:
     return _decoder.decode(body)
 
 
-def encode_ids(execution_ids: list[ExecutionId]) -> bytes:
+def encode_ids(execution_ids: list[ids.ExecutionId]) -> bytes:
     return _encoder.encode(execution_ids)
 
 
-def decode_ids(body: bytes) -> list[ExecutionId]:
-    return [ExecutionId(number) for number in _ids.decode(body)]
+def decode_ids(body: bytes) -> list[ids.ExecutionId]:
+    return [ids.ExecutionId(number) for number in _ids.decode(body)]
