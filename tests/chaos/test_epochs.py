@@ -12,9 +12,10 @@ import pytest
 
 from chaos.stack import Stack, running_stack
 from chaos.test_kill import ITEMS, LOOP, assert_each_item_once
-from noetl_core.domain.ids import ShardId
-from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT
+from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
 from noetl_core.store import checkpoint
+from noetl_core.store.postgres import Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -108,34 +109,93 @@ def sleeping(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+STEADY = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: steady, path: tests/chaos_steady}
+workflow:
+  - step: each
+    loop: {in: "{{ range(5000) | list }}", iterator: item, spec: {max_in_flight: 4}}
+    tool: {kind: noop}
+"""
+STEADY_LOOPS = 32
+STEADY_SECONDS = 15.0
+
+# Since the newest checkpoint of each shard, whatever has happened there meanwhile.
+_SINCE_CHECKPOINT = """
+SELECT shard_id, extract(epoch FROM clock_timestamp() - max(committed_at)) * 1000 AS age_ms
+FROM noetl.checkpoint WHERE shard_id = ANY ($1::integer[]) GROUP BY shard_id
+"""
+
+
+async def test_shards_that_work_steadily_get_a_checkpoint_every_second(stack: Stack) -> None:
+    path = await stack.register(STEADY)
+    running = [await stack.execute(path) for _ in range(STEADY_LOOPS)]
+    shards = {shard_of(ExecutionId(one), shard_count=SHARD_COUNT_DEFAULT) for one in running}
+    for one in running:
+        await until_checkpointed(stack, one)
+    ages: list[float] = []
+    lags = Lags()
+    conn = await stack.connect()
+    before = await conn.fetchval("SELECT count(*) FROM noetl.event")
+    until = time.monotonic() + STEADY_SECONDS
+    try:
+        while time.monotonic() < until:
+            rows = await conn.fetch(_SINCE_CHECKPOINT, list(shards))
+            ages += [float(row["age_ms"]) for row in rows]
+            await lags.look(conn)
+            await asyncio.sleep(0.1)
+        events = await conn.fetchval("SELECT count(*) FROM noetl.event") - before
+    finally:
+        await conn.close()
+        for one in running:
+            await stack.client.post(f"/api/executions/{one}/cancel", json={})
+
+    age, lag = quantile(ages, 0.99), quantile(lags.seen_ms, 0.95)
+    rate = events / STEADY_SECONDS
+    print(f"{len(shards)} shards, {rate:.0f} events/s: age p99 {age:.0f} ms, lag p95 {lag:.0f} ms")
+    assert age <= CHECKPOINT_AGE_P99_MS
+    assert lag < LAG_P95_MS
+
+
 async def test_checkpoints_and_statuses_stay_young_under_load(stack: Stack) -> None:
     path = await stack.register(FAN_OUT)
     running = [await stack.execute(path) for _ in range(8)]
     ages: list[float] = []
-    lags: list[float] = []
+    lags = Lags()
     conn = await stack.connect()
     ended_sql = (
         "SELECT count(*) FROM noetl.event WHERE execution_id = ANY ($1) AND event_key = 'end'"
     )
-    lag_sql = "SELECT shard_id, last_projected_at, lag_ms FROM noetl.projection_checkpoint"
-    seen: dict[int, object] = {}
     deadline = time.monotonic() + 200
     try:
         while await conn.fetchval(ended_sql, running) < len(running):
             assert time.monotonic() < deadline, "the load has not ended"
             ages += (await checkpoint.ages_ms(conn, ALL_SHARDS)).values()
-            for row in await conn.fetch(lag_sql):
-                if seen.get(row["shard_id"]) != row["last_projected_at"]:
-                    seen[row["shard_id"]] = row["last_projected_at"]
-                    lags.append(row["lag_ms"])
+            await lags.look(conn)
             await asyncio.sleep(0.1)
     finally:
         await conn.close()
 
-    age, lag = quantile(ages, 0.99), quantile(lags, 0.95)
-    print(f"{len(ages)} ages, p99 {age:.0f} ms; {len(lags)} lags, p95 {lag:.0f} ms")
+    age, lag = quantile(ages, 0.99), quantile(lags.seen_ms, 0.95)
+    print(f"{len(ages)} ages, p99 {age:.0f} ms; {len(lags.seen_ms)} lags, p95 {lag:.0f} ms")
     assert age <= CHECKPOINT_AGE_P99_MS
     assert lag < LAG_P95_MS
+
+
+class Lags:
+    """How far the projection was behind, each time it was seen to have written."""
+
+    def __init__(self) -> None:
+        self.seen_ms: list[float] = []
+        self._written_at: dict[int, object] = {}
+
+    async def look(self, conn: Connection) -> None:
+        sql = "SELECT shard_id, last_projected_at, lag_ms FROM noetl.projection_checkpoint"
+        for shard, written_at, lag_ms in await conn.fetch(sql):
+            if self._written_at.get(shard) != written_at:
+                self._written_at[shard] = written_at
+                self.seen_ms.append(lag_ms)
 
 
 def quantile(values: list[float], part: float) -> float:
