@@ -1,12 +1,16 @@
 """How much a batch takes, and what goes past everything that waits."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from noetl_broker.intake import Intake
 from noetl_broker.portion import BYTES_FIRST, BYTES_MIN, TURN_SECONDS, Portion
 from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.ids import EpochId, ShardId
+from noetl_core.store import inbox
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Barrier, decode_messages, encode_messages
 
@@ -18,7 +22,9 @@ def intake(pool: Pool, bus: Bus, *sizes: int) -> Intake:
     queue: asyncio.Queue[Delivery] = asyncio.Queue()
     for size in sizes:
         queue.put_nowait(Delivery(SHARD, bytes(size), bus, ""))
-    return Intake(pool, queue, held=lambda: {SHARD: 1}, batch_size=100, inbox_poll_seconds=0.05)
+    return Intake(
+        pool, queue, held=lambda: {SHARD: 1}, batch_size=100, inbox_poll_seconds=lambda: 0.05
+    )
 
 
 async def test_a_batch_is_no_larger_than_its_portion(pool: Pool, bus: Bus) -> None:
@@ -63,6 +69,60 @@ async def test_a_barrier_wakes_a_broker_that_has_nothing_to_do(pool: Pool, bus: 
 
     letters, _ = await asyncio.wait_for(asked, 5)
     assert [letter.shard_id for letter in letters] == [SHARD]
+
+
+async def test_a_barrier_of_somebody_elses_shard_is_no_letter(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus)
+
+    other = ShardId(SHARD + 1)
+    await waiting.close_epochs(encode_messages([Barrier(shard_id=other, epoch=EpochId(1))]))
+
+    assert (await waiting.next_batch())[0] == []
+
+
+class BrokenPool:
+    """Postgres is away for a while."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.is_away = True
+
+    async def fetch(self, *arguments: Any) -> Any:
+        if self.is_away:
+            raise ConnectionRefusedError("away")
+        return await self._pool.fetch(*arguments)
+
+
+async def test_what_was_delivered_survives_an_inbox_that_cannot_be_read(
+    pool: Pool, bus: Bus
+) -> None:
+    broken: Any = BrokenPool(pool)
+    waiting = intake(broken, bus, 1, 2)
+    await inbox.put(pool, SHARD, b"promised")
+
+    with pytest.raises(ConnectionRefusedError):
+        await waiting.next_batch()
+    broken.is_away = False
+    letters, deliveries = await waiting.next_batch()
+
+    assert [len(delivery.body) for delivery in deliveries] == [1, 2]
+    assert [letter.body for letter in letters] == [bytes(1), bytes(2), b"promised"]
+
+
+async def test_the_inbox_is_read_without_a_call_however_much_comes_by_nats(
+    pool: Pool, bus: Bus
+) -> None:
+    waiting = intake(pool, bus)
+    await waiting.next_batch()
+    await inbox.put(pool, SHARD, b"promised")
+
+    found: list[bytes] = []
+    async with asyncio.timeout(5):
+        while b"promised" not in found:
+            waiting._deliveries.put_nowait(Delivery(SHARD, b"steady", bus, ""))
+            letters, _ = await waiting.next_batch()
+            found = [letter.body for letter in letters]
+            await asyncio.sleep(0.001)
 
 
 async def test_what_is_no_barrier_is_no_letter(pool: Pool, bus: Bus) -> None:

@@ -26,7 +26,7 @@ class Intake:
         *,
         held: Callable[[], Mapping[ShardId, int]],
         batch_size: int,
-        inbox_poll_seconds: float,
+        inbox_poll_seconds: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._deliveries = deliveries
@@ -35,6 +35,10 @@ class Intake:
         self._inbox_poll_seconds = inbox_poll_seconds
         self._inbox_due = asyncio.Event()
         self._inbox_due.set()
+        self._looked_at = 0.0
+        self._taken: list[Delivery] = []
+        """Off the queue and in no batch yet: a look into the inbox that fails must not lose them,
+        because the acknowledgement of a later one would stand for them, too."""
         self._barriers: dict[ShardId, bytes] = {}
         self.portion = Portion()
 
@@ -54,43 +58,63 @@ class Intake:
 
     async def next_batch(self) -> tuple[list[Letter], list[Delivery]]:
         """Waits until there is something, or until the inbox is due; may come back empty."""
-        deliveries = await self._arrival()
-        size = sum(len(delivery.body) for delivery in deliveries)
-        while not (
-            len(deliveries) >= self._batch_size
-            or size >= self.portion.bytes_max
-            or self._deliveries.empty()
-        ):
-            deliveries.append(self._deliveries.get_nowait())
-            size += len(deliveries[-1].body)
+        if not self._taken:
+            await self._arrival()
+        self._fill()
+        waiting = await self._inbox_letters() if self._is_inbox_due() else []
+        deliveries, self._taken = self._taken, []
         letters = [Letter(delivery.shard, delivery.body) for delivery in deliveries]
-        if self._inbox_due.is_set():
-            letters += await self._inbox_letters()
-        letters += [Letter(shard, body) for shard, body in self._barriers.items()]
+        letters += waiting
+        # Every broker hears of every shard.
+        held = self._held()
+        letters += [Letter(shard, body) for shard, body in self._barriers.items() if shard in held]
         self._barriers.clear()
         return letters, deliveries
 
+    def _fill(self) -> None:
+        size = sum(len(delivery.body) for delivery in self._taken)
+        while not (
+            len(self._taken) >= self._batch_size
+            or size >= self.portion.bytes_max
+            or self._deliveries.empty()
+        ):
+            self._taken.append(self._deliveries.get_nowait())
+            size += len(self._taken[-1].body)
+
+    def _is_inbox_due(self) -> bool:
+        """Also without a call, however much comes by NATS: a call may be lost."""
+        return self._inbox_due.is_set() or _now() - self._looked_at >= self._inbox_poll_seconds()
+
     async def _inbox_letters(self) -> list[Letter]:
         self._inbox_due.clear()
-        rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
+        try:
+            rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
+        except BaseException:
+            self._inbox_due.set()
+            raise
+        self._looked_at = _now()
         if len(rows) == self._batch_size:
             self._inbox_due.set()
         return [Letter(row.shard_id, row.body, row.inbox_id) for row in rows]
 
-    async def _arrival(self) -> list[Delivery]:
-        """The first delivery, if that is what ended the wait."""
+    async def _arrival(self) -> None:
+        """Wait for the first delivery, or until the inbox is due."""
         if not self._deliveries.empty() or self._inbox_due.is_set():
-            return []
+            return
         first = asyncio.ensure_future(self._deliveries.get())
         due = asyncio.ensure_future(self._inbox_due.wait())
         try:
             await asyncio.wait(
-                {first, due}, timeout=self._inbox_poll_seconds, return_when=asyncio.FIRST_COMPLETED
+                {first, due},
+                timeout=self._inbox_poll_seconds(),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            if not first.done():
-                self._inbox_due.set()
-                return []
-            return [first.result()]
         finally:
+            if first.done():
+                self._taken.append(first.result())
             due.cancel()
             first.cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

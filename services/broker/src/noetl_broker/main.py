@@ -17,7 +17,7 @@ from noetl_broker.pump import Pump
 from noetl_broker.states import States
 from noetl_broker.tracing import TELL_SECONDS, StepSpans
 from noetl_core.blob.result_store import ResultStore
-from noetl_core.bus.connection import open_bus
+from noetl_core.bus.connection import Bus, open_bus
 from noetl_core.bus.consume import open_consumer
 from noetl_core.domain.ids import ShardId
 from noetl_core.process.membership import Member, join_runtime
@@ -84,10 +84,12 @@ async def start(service: Service[BrokerConfig]) -> None:
         consumer.queue,
         held=owner.held,
         batch_size=config.broker_batch_size,
-        inbox_poll_seconds=config.broker_inbox_poll_seconds,
+        inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
     )
     note = _note(service, pool)
-    pump = Pump(broker, intake, bus, renew=keep, stopping=service.stopping, note=note)
+    pump = Pump(
+        broker, intake, bus, held=owner.held, renew=keep, stopping=service.stopping, note=note
+    )
     await keep()
     service.every(WATCH_SECONDS, workers.look, name="watch workers")
     service.on_stop(owner.release)
@@ -115,6 +117,12 @@ def _broker(
         workers=lambda: workers.seen,
         attempts_max=config.command_attempts_max,
     )
+
+
+def _inbox_poll_seconds(config: BrokerConfig, bus: Bus) -> float:
+    if bus.is_connected:
+        return config.broker_inbox_poll_seconds
+    return config.broker_inbox_poll_away_seconds
 
 
 def _note(
