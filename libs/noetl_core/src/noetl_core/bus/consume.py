@@ -11,11 +11,15 @@ everything up to here, so each delivery carries the consumer's own sequence, and
 connection broke, another process pulled from our consumer) starts the consumer again from its
 acknowledged floor. The same is done when a shard is taken over: what the last owner had in flight
 comes at once, not after ACK_WAIT_SECONDS.
+
+A consumer that somebody has deleted begins anew at the last message that this process has seen, by
+its time: the stream may be another one by now. A process that has seen none begins at the start.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +47,8 @@ QUEUE_SIZE_MAX = 2000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 _SILENCE_SECONDS_MAX = 2.5 * IDLE_SECONDS
 _REOPEN_SECONDS = 0.25
+# The time of a message comes as a float, and may be that of the next one.
+_TIME_MARGIN = timedelta(milliseconds=1)
 
 _NANO = 1_000_000_000
 _PULL = msgspec.json.encode(
@@ -146,6 +152,7 @@ class _Pull:
         self._inbox = ""
         self._remaining = 0
         self._next_sequence = 1
+        self._seen_at: datetime | None = None
         self._heard_at = 0.0
         self._broken = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"consume.{shard}")
@@ -177,7 +184,9 @@ class _Pull:
             return False
         self._broken.clear()
         jetstream = client.jetstream(timeout=API_SECONDS_MAX)
-        self._next_sequence = await _ready_consumer(client, jetstream, self._shard)
+        self._next_sequence = await _ready_consumer(
+            client, jetstream, self._shard, seen_at=self._seen_at
+        )
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._receive)
         self._client = client
@@ -221,7 +230,8 @@ class _Pull:
             self._broken.set()
 
     async def _deliver(self, message: Msg) -> None:
-        sequence = message.metadata.sequence.consumer
+        metadata = message.metadata
+        sequence = metadata.sequence.consumer
         if sequence != self._next_sequence:
             log.warning("consumer.gap", shard_id=self._shard, sequence=sequence)
             self._broken.set()
@@ -229,12 +239,15 @@ class _Pull:
             return
         self._next_sequence = sequence + 1
         await self._queue.put(Delivery(self._shard, message.data, self._bus, message.reply))
+        self._seen_at = metadata.timestamp
         self._remaining -= 1
         if self._remaining == 0:
             await self._request()
 
 
-async def _ready_consumer(client: Client, jetstream: JetStreamContext, shard: ShardId) -> int:
+async def _ready_consumer(
+    client: Client, jetstream: JetStreamContext, shard: ShardId, *, seen_at: datetime | None
+) -> int:
     """Make the consumer if it is missing; rewind it if something is in flight elsewhere.
 
     Returns the sequence of the next delivery.
@@ -244,7 +257,8 @@ async def _ready_consumer(client: Client, jetstream: JetStreamContext, shard: Sh
         info = await jetstream.consumer_info(EVENT_STREAM, durable)
     except NotFoundError:
         await ensure_streams(client)
-        await jetstream.add_consumer(EVENT_STREAM, _consumer(shard, start=1))
+        lost = _consumer(shard, start=1) if seen_at is None else _consumer_at(shard, seen_at)
+        await jetstream.add_consumer(EVENT_STREAM, lost)
         return 1
     if not info.num_ack_pending:
         return 1 + (info.delivered.consumer_seq if info.delivered else 0)
@@ -263,6 +277,14 @@ def _consumer(shard: ShardId, *, start: int) -> ConsumerConfig:
         ack_wait=ACK_WAIT_SECONDS,
         max_ack_pending=ACK_PENDING_MAX,
         filter_subject=shard_events(shard),
+    )
+
+
+def _consumer_at(shard: ShardId, seen_at: datetime) -> ConsumerConfig:
+    return _consumer(shard, start=0).evolve(
+        deliver_policy=DeliverPolicy.BY_START_TIME,
+        opt_start_seq=None,
+        opt_start_time=seen_at - _TIME_MARGIN,
     )
 
 
