@@ -213,6 +213,41 @@ async def test_a_consumer_that_is_deleted_is_made_again(
     assert b"10" in await receive_until(consumer, b"10")
 
 
+async def test_a_consumer_that_is_deleted_does_not_read_the_whole_stream_again(
+    bus: Bus, consumer: ShardConsumer, nats_url: str
+) -> None:
+    await consumer.add(SHARD)
+    await send(bus, 20)
+    await receive_until(consumer, b"19")
+    await asyncio.sleep(0.01)
+    client = await nats.connect(nats_url)
+    await client.jetstream().delete_consumer(EVENT_STREAM, await name_of_consumer(client))
+    await client.close()
+
+    await send(bus, 5, first=20)
+
+    again = await receive_until(consumer, b"24")
+    assert again[-5:] == [b"20", b"21", b"22", b"23", b"24"]
+    # The last one that was seen may come once more, and what came within a millisecond of it.
+    assert b"0" not in again
+
+
+async def test_a_stream_that_is_made_anew_is_read_from_its_start_whatever_was_seen_before(
+    bus: Bus, consumer: ShardConsumer, nats_url: str
+) -> None:
+    """Its numbers begin at one again, below those that were seen."""
+    await consumer.add(SHARD)
+    await send(bus, 20)
+    await receive_until(consumer, b"19")
+    client = await nats.connect(nats_url)
+    await client.jetstream().delete_stream(EVENT_STREAM)
+    await client.close()
+
+    await send(bus, 3, first=100)
+
+    assert await receive_until(consumer, b"102") == [b"100", b"101", b"102"]
+
+
 @pytest.mark.parametrize("way", ["stop", "kill"])
 async def test_consumption_goes_on_after_nats_restarts(own_nats: NatsServer, way: str) -> None:
     async with open_bus(own_nats.url, name="test") as bus, open_consumer(bus) as consumer:

@@ -7,7 +7,7 @@ import pytest
 
 from noetl_core.domain.ids import RuntimeId, ShardId
 from noetl_core.process.membership import Member
-from noetl_core.process.ownership import SURPLUS_SECONDS, ShardOwner
+from noetl_core.process.ownership import OUTAGE_SECONDS_MAX, SURPLUS_SECONDS, ShardOwner
 from noetl_core.store import execution_shard
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool
@@ -144,6 +144,42 @@ async def test_who_wakes_up_after_a_takeover_loses_what_was_taken(pool: Pool) ->
 
     assert sorted(sleeper.lost) == slept_on
     assert not set(sleeper.owner.held()) & set(survivor.owner.held())
+
+
+async def test_after_an_outage_of_postgres_the_first_to_return_leaves_the_others_theirs(
+    pool: Pool,
+) -> None:
+    """Nobody could renew while it was away: whose lease ran out need not be dead."""
+    first, second = await joined(pool, "a"), await joined(pool, "b")
+    for broker in (first, second):
+        await broker.owner.keep()
+    before = {broker: dict(broker.owner.held()) for broker in (first, second)}
+    for broker in (first, second):
+        await lapse(pool, broker)
+        broker.clock.advance(LEASE_SECONDS + 1)
+
+    await first.owner.keep()
+    await first.owner.keep()
+    await second.owner.keep()
+
+    assert {broker: dict(broker.owner.held()) for broker in (first, second)} == before
+    assert first.lost == second.lost == []
+
+
+async def test_after_an_outage_of_postgres_the_shards_of_the_dead_are_claimed_all_the_same(
+    pool: Pool,
+) -> None:
+    first, dead = await joined(pool, "a"), await joined(pool, "b")
+    for broker in (first, dead):
+        await broker.owner.keep()
+        await lapse(pool, broker)
+    first.clock.advance(LEASE_SECONDS + 1)
+    await first.owner.keep()
+
+    first.clock.advance(OUTAGE_SECONDS_MAX)
+    await first.owner.keep()
+
+    assert len(first.owner.held()) == SHARD_COUNT
 
 
 async def test_a_shard_whose_gain_failed_is_gained_in_the_next_turn(pool: Pool) -> None:

@@ -9,6 +9,7 @@ from noetl_core.store.command import (
     expired,
     give_up,
     heartbeat,
+    held_by,
     lease,
     next_available,
 )
@@ -123,6 +124,45 @@ async def test_a_heartbeat_says_what_is_still_ours(pool: Pool) -> None:
 
     assert kept == {ours}
     assert [row.command_id for row in await expired(pool, limit=10)] == ["theirs"]
+
+
+async def test_a_heartbeat_takes_back_a_lease_that_postgres_has_forgotten(pool: Pool) -> None:
+    key = await insert(pool, "c")
+    await take(pool)
+    await forget_leases(pool)
+
+    kept = await heartbeat(pool, A, [key], lease_seconds=60)
+
+    assert kept == {key}
+    assert await take(pool, B) == []
+    assert await heartbeat(pool, B, [key], lease_seconds=60) == set()
+
+
+async def test_a_forgotten_lease_that_another_worker_has_taken_is_lost(pool: Pool) -> None:
+    key = await insert(pool, "c")
+    await take(pool)
+    await forget_leases(pool)
+    await take(pool, B)
+
+    assert await heartbeat(pool, A, [key], lease_seconds=60) == set()
+    assert [row.command_id for row in await held_by(pool, B)] == ["c"]
+
+
+async def test_a_worker_can_ask_what_it_holds(pool: Pool) -> None:
+    for name in ("a", "b"):
+        await insert(pool, name)
+    leased = await take_rows(pool, limit=1)
+    await take(pool, B)
+
+    assert await held_by(pool, A) == leased
+
+
+async def forget_leases(pool: Pool) -> None:
+    """As a crash of Postgres does to what was not on disk yet."""
+    await pool.execute(
+        "UPDATE noetl.command SET status = 'pending', worker_id = NULL, lease_until = NULL,"
+        " last_heartbeat = NULL"
+    )
 
 
 async def test_a_heartbeat_never_waits_for_a_broker_that_is_committing(pool: Pool) -> None:

@@ -1,6 +1,7 @@
 """How much a batch takes, and what goes past everything that waits."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from noetl_broker.portion import BYTES_FIRST, BYTES_MIN, TURN_SECONDS, Portion
 from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.ids import EpochId, ShardId
+from noetl_core.store import inbox
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Barrier, decode_messages, encode_messages
 
@@ -20,7 +22,9 @@ def intake(pool: Pool, bus: Bus, *sizes: int) -> Intake:
     queue: asyncio.Queue[Delivery] = asyncio.Queue()
     for size in sizes:
         queue.put_nowait(Delivery(SHARD, bytes(size), bus, ""))
-    return Intake(pool, queue, held=lambda: {SHARD: 1}, batch_size=100, inbox_poll_seconds=0.05)
+    return Intake(
+        pool, queue, held=lambda: {SHARD: 1}, batch_size=100, inbox_poll_seconds=lambda: 0.05
+    )
 
 
 async def test_a_batch_is_no_larger_than_its_portion(pool: Pool, bus: Bus) -> None:
@@ -67,6 +71,60 @@ async def test_a_barrier_wakes_a_broker_that_has_nothing_to_do(pool: Pool, bus: 
     assert [letter.shard_id for letter in letters] == [SHARD]
 
 
+async def test_a_barrier_of_somebody_elses_shard_is_no_letter(pool: Pool, bus: Bus) -> None:
+    waiting = intake(pool, bus)
+
+    other = ShardId(SHARD + 1)
+    await waiting.close_epochs(encode_messages([Barrier(shard_id=other, epoch=EpochId(1))]))
+
+    assert (await waiting.next_batch())[0] == []
+
+
+class BrokenPool:
+    """Postgres is away for a while."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.is_away = True
+
+    async def fetch(self, *arguments: Any) -> Any:
+        if self.is_away:
+            raise ConnectionRefusedError("away")
+        return await self._pool.fetch(*arguments)
+
+
+async def test_what_was_delivered_survives_an_inbox_that_cannot_be_read(
+    pool: Pool, bus: Bus
+) -> None:
+    broken: Any = BrokenPool(pool)
+    waiting = intake(broken, bus, 1, 2)
+    await inbox.put(pool, SHARD, b"promised")
+
+    with pytest.raises(ConnectionRefusedError):
+        await waiting.next_batch()
+    broken.is_away = False
+    letters, deliveries = await waiting.next_batch()
+
+    assert [len(delivery.body) for delivery in deliveries] == [1, 2]
+    assert [letter.body for letter in letters] == [bytes(1), bytes(2), b"promised"]
+
+
+async def test_the_inbox_is_read_without_a_call_however_much_comes_by_nats(
+    pool: Pool, bus: Bus
+) -> None:
+    waiting = intake(pool, bus)
+    await waiting.next_batch()
+    await inbox.put(pool, SHARD, b"promised")
+
+    found: list[bytes] = []
+    async with asyncio.timeout(5):
+        while b"promised" not in found:
+            waiting._deliveries.put_nowait(Delivery(SHARD, b"steady", bus, ""))
+            letters, _ = await waiting.next_batch()
+            found = [letter.body for letter in letters]
+            await asyncio.sleep(0.001)
+
+
 async def test_what_is_no_barrier_is_no_letter(pool: Pool, bus: Bus) -> None:
     waiting = intake(pool, bus)
 
@@ -86,45 +144,3 @@ def test_a_slow_batch_makes_the_next_one_smaller_and_quick_ones_larger_again() -
     assert portion.bytes_max == BYTES_MIN, "a small batch says nothing of a large one"
     portion.learn(size=BYTES_MIN, seconds=0.001)
     assert portion.bytes_max == BYTES_MIN * 2
-
-
-async def test_nothing_leaves_the_queue_while_the_inbox_cannot_be_read(
-    pool: Pool, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next acknowledgement would cover it, though nobody has seen it."""
-    waiting = intake(pool, bus, 1, 2, 3)
-
-    async def away(*_: object, **__: object) -> None:
-        raise ConnectionError("away")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("noetl_broker.intake.inbox.waiting", away)
-        with pytest.raises(ConnectionError):
-            await waiting.next_batch()
-
-    letters, deliveries = await waiting.next_batch()
-    assert [len(letter.body) for letter in letters] == [1, 2, 3]
-    assert len(deliveries) == 3
-
-
-async def test_the_delivery_that_ended_the_wait_is_kept_while_the_inbox_cannot_be_read(
-    pool: Pool, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = intake(pool, bus)
-    await waiting.next_batch()
-    asked = asyncio.create_task(waiting.next_batch())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-    async def away(*_: object, **__: object) -> None:
-        raise ConnectionError("away")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("noetl_broker.intake.inbox.waiting", away)
-        waiting._deliveries.put_nowait(Delivery(SHARD, b"one", bus, ""))
-        await waiting.look_into_inbox()
-        with pytest.raises(ConnectionError):
-            await asked
-
-    letters, _ = await waiting.next_batch()
-    assert [letter.body for letter in letters] == [b"one"]

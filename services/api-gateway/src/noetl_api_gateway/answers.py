@@ -31,6 +31,7 @@ from noetl_core.domain.errors import (
     RejectedError,
     TemplateError,
 )
+from noetl_core.process.complaint import Complaint
 from noetl_core.process.resilience import is_transient
 from noetl_core.wire.http import ProblemDetails
 
@@ -39,6 +40,7 @@ RETRY_AFTER_SECONDS = 1
 
 log = structlog.get_logger()
 
+_unavailability = Complaint()
 _encode = msgspec.json.Encoder().encode
 
 
@@ -86,7 +88,9 @@ async def http_problem(_request: Request, error: Exception) -> Response:
 
 
 def _unavailable(error: Exception) -> Response:
-    log.warning("request.unavailable", error=f"{type(error).__name__}: {error}")
+    if _unavailability.failed():
+        count = _unavailability.failures
+        log.warning("request.unavailable", requests=count, error=f"{type(error).__name__}: {error}")
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return _problem(503, "the database cannot be reached at the moment; try again", headers=headers)
 

@@ -15,6 +15,13 @@ class BrokerConfig(ShardConfig, frozen=True, kw_only=True):
     broker_inbox_poll_seconds: Annotated[
         float, Meta(gt=0, description="How often the inbox is read when nobody wakes us.")
     ] = 0.2
+    broker_inbox_poll_away_seconds: Annotated[
+        float, Meta(gt=0, description="The same while NATS is away and nobody can wake us.")
+    ] = 0.05
+    checkpoint_interval_ms: Annotated[
+        int,
+        Meta(gt=0, description="How often we close epochs ourselves while NATS is away."),
+    ] = 1000
     broker_states_max: Annotated[
         int, Meta(gt=0, description="Executions whose state is kept in memory.")
     ] = 10_000

@@ -26,7 +26,7 @@ class Intake:
         *,
         held: Callable[[], Mapping[ShardId, int]],
         batch_size: int,
-        inbox_poll_seconds: float,
+        inbox_poll_seconds: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._deliveries = deliveries
@@ -35,9 +35,11 @@ class Intake:
         self._inbox_poll_seconds = inbox_poll_seconds
         self._inbox_due = asyncio.Event()
         self._inbox_due.set()
+        self._looked_at = 0.0
+        self._taken: list[Delivery] = []
+        """Off the queue and in no batch yet: a look into the inbox that fails must not lose them,
+        because the acknowledgement of a later one would stand for them, too."""
         self._barriers: dict[ShardId, bytes] = {}
-        self._arrived: list[Delivery] = []
-        """The delivery that ended the wait, until it goes into a batch."""
         self.portion = Portion()
 
     async def look_into_inbox(self, _body: bytes = b"") -> None:
@@ -56,45 +58,63 @@ class Intake:
 
     async def next_batch(self) -> tuple[list[Letter], list[Delivery]]:
         """Waits until there is something, or until the inbox is due; may come back empty."""
-        await self._arrival()
-        # Before anything is taken: while Postgres is away this fails, and what had left the queue
-        # would be acknowledged with the next delivery, though nobody has seen it.
-        rows = await self._inbox_letters() if self._inbox_due.is_set() else []
-        deliveries, self._arrived = self._arrived, []
-        size = sum(len(delivery.body) for delivery in deliveries)
-        while not (
-            len(deliveries) >= self._batch_size
-            or size >= self.portion.bytes_max
-            or self._deliveries.empty()
-        ):
-            deliveries.append(self._deliveries.get_nowait())
-            size += len(deliveries[-1].body)
+        if not self._taken:
+            await self._arrival()
+        self._fill()
+        waiting = await self._inbox_letters() if self._is_inbox_due() else []
+        deliveries, self._taken = self._taken, []
         letters = [Letter(delivery.shard, delivery.body) for delivery in deliveries]
-        letters += rows
-        letters += [Letter(shard, body) for shard, body in self._barriers.items()]
+        letters += waiting
+        # Every broker hears of every shard.
+        held = self._held()
+        letters += [Letter(shard, body) for shard, body in self._barriers.items() if shard in held]
         self._barriers.clear()
         return letters, deliveries
 
+    def _fill(self) -> None:
+        size = sum(len(delivery.body) for delivery in self._taken)
+        while not (
+            len(self._taken) >= self._batch_size
+            or size >= self.portion.bytes_max
+            or self._deliveries.empty()
+        ):
+            self._taken.append(self._deliveries.get_nowait())
+            size += len(self._taken[-1].body)
+
+    def _is_inbox_due(self) -> bool:
+        """Also without a call, however much comes by NATS: a call may be lost."""
+        return self._inbox_due.is_set() or _now() - self._looked_at >= self._inbox_poll_seconds()
+
     async def _inbox_letters(self) -> list[Letter]:
-        rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
-        if len(rows) < self._batch_size:
-            self._inbox_due.clear()
+        self._inbox_due.clear()
+        try:
+            rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
+        except BaseException:
+            self._inbox_due.set()
+            raise
+        self._looked_at = _now()
+        if len(rows) == self._batch_size:
+            self._inbox_due.set()
         return [Letter(row.shard_id, row.body, row.inbox_id) for row in rows]
 
     async def _arrival(self) -> None:
-        """Wait until there is something to take, or the inbox is due."""
-        if self._arrived or not self._deliveries.empty() or self._inbox_due.is_set():
+        """Wait for the first delivery, or until the inbox is due."""
+        if not self._deliveries.empty() or self._inbox_due.is_set():
             return
         first = asyncio.ensure_future(self._deliveries.get())
         due = asyncio.ensure_future(self._inbox_due.wait())
         try:
             await asyncio.wait(
-                {first, due}, timeout=self._inbox_poll_seconds, return_when=asyncio.FIRST_COMPLETED
+                {first, due},
+                timeout=self._inbox_poll_seconds(),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            if first.done():
-                self._arrived.append(first.result())
-            else:
-                self._inbox_due.set()
         finally:
+            if first.done():
+                self._taken.append(first.result())
             due.cancel()
             first.cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -17,9 +17,9 @@ from noetl_broker.pump import Pump
 from noetl_broker.states import States
 from noetl_broker.tracing import TELL_SECONDS, StepSpans
 from noetl_core.blob.result_store import ResultStore
-from noetl_core.bus.connection import open_bus
+from noetl_core.bus.connection import Bus, open_bus
 from noetl_core.bus.consume import open_consumer
-from noetl_core.domain.ids import ShardId
+from noetl_core.domain.ids import EpochId, ShardId
 from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
@@ -28,6 +28,7 @@ from noetl_core.store import event, resize, setting
 from noetl_core.store.event import EventRow
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.wire.messages import Barrier, encode_messages
 from noetl_core.wire.subjects import ANY_INBOX_WAKE, EPOCHS_CLOSE, shards_wake
 
 
@@ -66,6 +67,11 @@ async def start(service: Service[BrokerConfig]) -> None:
     async def look_at_shards(_body: bytes) -> None:
         wanted.set()
 
+    async def close_epochs() -> None:
+        # The checkpointer cannot tell us while NATS is away; what it records is the same.
+        if not bus.is_connected:
+            await intake.close_epochs(_barriers(owner.held(), member.mint()))
+
     wanted = asyncio.Event()
     owner = ShardOwner(
         pool,
@@ -84,7 +90,7 @@ async def start(service: Service[BrokerConfig]) -> None:
         consumer.queue,
         held=owner.held,
         batch_size=config.broker_batch_size,
-        inbox_poll_seconds=config.broker_inbox_poll_seconds,
+        inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
     )
     note = _note(service, pool)
     pump = Pump(
@@ -97,6 +103,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     await bus.subscribe(shards_wake("broker"), look_at_shards)
     await bus.subscribe(ANY_INBOX_WAKE, intake.look_into_inbox)
     await bus.subscribe(EPOCHS_CLOSE, intake.close_epochs)
+    service.every(config.checkpoint_interval_ms / 1000, close_epochs, name="close epochs")
     service.every(0.0, pump.turn, name="advance")
 
 
@@ -117,6 +124,16 @@ def _broker(
         workers=lambda: workers.seen,
         attempts_max=config.command_attempts_max,
     )
+
+
+def _barriers(shards: Iterable[ShardId], epoch: int) -> bytes:
+    return encode_messages([Barrier(shard_id=one, epoch=EpochId(epoch)) for one in shards])
+
+
+def _inbox_poll_seconds(config: BrokerConfig, bus: Bus) -> float:
+    if bus.is_connected:
+        return config.broker_inbox_poll_seconds
+    return config.broker_inbox_poll_away_seconds
 
 
 def _note(

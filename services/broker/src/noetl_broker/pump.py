@@ -14,6 +14,7 @@ from noetl_core.bus.connection import Bus
 from noetl_core.bus.consume import Delivery
 from noetl_core.domain.errors import ShardLostError
 from noetl_core.domain.ids import ShardId
+from noetl_core.process.complaint import Complaint
 from noetl_core.process.resilience import backoff_seconds, is_transient
 from noetl_core.store.event import EventRow
 
@@ -39,6 +40,7 @@ class Pump:
         self._held = held
         self._renew = renew
         self._stopping = stopping
+        self._complaint = Complaint()
 
     async def turn(self) -> bool:
         """One batch. True when there was one."""
@@ -64,26 +66,38 @@ class Pump:
         happened, and only doing it again tells. Other letters taken first would be decided from
         states that do not know of it.
         """
-        failures = 0
-        is_fenced = False
+        is_unsure = False
         while not self._stopping.is_set():
             try:
-                # Our leases may have run out while Postgres was away: whether anything is ours is
-                # to be asked before letters for other owners are dropped.
-                if is_fenced or not self._held():
+                if is_unsure or not self._holds_all(letters):
+                    # A lease that ran out while Postgres was away is ours again when it is renewed.
+                    # Letters of a shard that we do not hold are dropped, for its owner to read.
                     await self._renew()
-                    is_fenced = False
-                return await self._broker.advance(letters)
+                turn = await self._broker.advance(letters)
             except ShardLostError as error:
                 log.warning("broker.fenced", shard_ids=list(error.shard_ids))
-                is_fenced = True
             except Exception as error:
                 if not is_transient(error):
                     raise
-                failures += 1
-                log.warning("broker.waiting", reason=str(error), failures=failures)
-                await asyncio.sleep(backoff_seconds(failures))
+                await self._back_off(error)
+            else:
+                self._recover()
+                return turn
+            is_unsure = True
         return None
+
+    def _holds_all(self, letters: list[Letter]) -> bool:
+        return {letter.shard_id for letter in letters} <= self._held().keys()
+
+    async def _back_off(self, error: Exception) -> None:
+        if self._complaint.failed():
+            failures = self._complaint.failures
+            log.warning("broker.waiting", reason=str(error), failures=failures)
+        await asyncio.sleep(backoff_seconds(self._complaint.failures))
+
+    def _recover(self) -> None:
+        if failures := self._complaint.recovered():
+            log.info("broker.recovered", failures=failures)
 
 
 async def _acknowledge(turn: Turn, deliveries: list[Delivery]) -> None:

@@ -3,6 +3,7 @@ noetl.inbox. Flags in noetl.dead_letter what nothing can move.
 """
 
 import asyncio
+from functools import partial
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ExecutionId
@@ -15,6 +16,7 @@ from noetl_core.store.postgres import open_pool
 from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.metrics import show_queue
+from noetl_reaper.outage import Outage
 from noetl_reaper.reported import Reported
 from noetl_reaper.sweep import flag_stuck, sweep_executions, sweep_leases, sweep_timers
 
@@ -31,14 +33,19 @@ async def start(service: Service[ReaperConfig]) -> None:
     commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     timers: Reported[DueTimer] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    outage = Outage(grace_seconds=config.reaper_outage_grace_seconds)
     limit = config.reaper_batch_size
     wake_timers = asyncio.Event()
 
     async def leases() -> int:
         if not leader.is_leader:
+            outage.noticed()
             return 0
         grace = config.reaper_lease_grace_seconds
-        return await sweep_leases(pool, bus, commands, grace_seconds=grace, limit=limit)
+        return await outage.unless_recent(
+            partial(sweep_leases, pool, bus, commands, grace_seconds=grace, limit=limit),
+            probe=partial(command.expired, pool, limit=0),
+        )
 
     async def idle() -> int:
         if not leader.is_leader:

@@ -20,6 +20,7 @@ import structlog
 
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ShardId, WorkerId
+from noetl_core.process.complaint import Complaint
 from noetl_core.store import inbox
 from noetl_core.store.command import CommandKey, Leased
 from noetl_core.store.postgres import Pool, is_postgres_away
@@ -56,6 +57,7 @@ class Outbox:
         self._flushes: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._is_due = False
+        self._complaint = Complaint()
 
     def claim(self, leased: Leased) -> None:
         message = Claimed(
@@ -144,8 +146,10 @@ class Outbox:
         except Exception as error:
             if not is_postgres_away(error):
                 raise
-            log.warning("emit.delayed", shard_id=shard, error=str(error))
+            if self._complaint.failed():
+                log.warning("emit.delayed", batches=self._complaint.failures, error=str(error))
             return
+        self._complaint.recovered()
         TALLY.inbox_batches += 1
         await self._bus.wake(inbox_wake(shard))
 

@@ -74,6 +74,9 @@ class Held:
         self.unconfirmed = 0
         self.unconfirmed_bytes = 0
 
+    def __contains__(self, key: CommandKey) -> bool:
+        return key in self._commands
+
     def add(self, leased: Leased, task: "asyncio.Task[None]") -> None:
         self._commands[leased.key] = HeldCommand(leased, task)
         self.running += 1

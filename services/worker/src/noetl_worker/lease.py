@@ -61,6 +61,7 @@ class Leaser:
         self.wake = asyncio.Event()
         self._announced: Counter[str] = Counter()
         self._is_hungry = False
+        self._is_unsure = False
         self._timer: asyncio.Handle | None = None
         self._look_at = 0.0
 
@@ -92,6 +93,8 @@ class Leaser:
 
     async def turn(self) -> bool:
         """Fill the free slots once."""
+        if self._is_unsure:
+            await self._take_up()
         free = self._work.free_slots()
         if free <= 0:
             self._is_hungry = True
@@ -99,14 +102,7 @@ class Leaser:
         full = self._tool_slots.full()
         limit = min(free, self._next_burst(), self._tool_slots.most_at_once() or free)
         announced, self._announced = self._announced, Counter()
-        leased = await command.lease(
-            self._pool,
-            self._worker_id,
-            list(self._pools),
-            limit=limit,
-            lease_seconds=self._lease_seconds,
-            offers=list(self._offers - full if full else self._offers),
-        )
+        leased = await self._lease(limit, self._offers - full if full else self._offers)
         # The next look begins with another pool: none of ours starves behind a busy one.
         self._pools.rotate(-1)
         for each in leased:
@@ -124,6 +120,27 @@ class Leaser:
         else:
             self._announced += announced
         return is_filled and limit < free
+
+    async def _lease(self, limit: int, offers: Collection[str]) -> list[command.Leased]:
+        try:
+            return await command.lease(
+                self._pool,
+                self._worker_id,
+                list(self._pools),
+                limit=limit,
+                lease_seconds=self._lease_seconds,
+                offers=list(offers),
+            )
+        except BaseException:
+            self._is_unsure = True
+            raise
+
+    async def _take_up(self) -> None:
+        """The lease whose answer was lost may have happened: then its rows are ours, and nobody
+        runs them until their time is over."""
+        for each in await command.held_by(self._pool, self._worker_id):
+            self._work.begin(each)
+        self._is_unsure = False
 
     def _next_burst(self) -> int:
         """Much at once where everything is over at once; else a little, and then a second look.

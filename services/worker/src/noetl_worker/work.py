@@ -49,6 +49,9 @@ class Work:
         return self._held.running == 0
 
     def begin(self, leased: Leased) -> None:
+        if leased.key in self._held:
+            # Postgres had forgotten the lease, and we have taken it again: it goes on as it is.
+            return
         self._tool_slots.take(leased.requires)
         task = asyncio.create_task(self._run(leased), name=leased.command_id)
         self._held.add(leased, task)

@@ -15,11 +15,15 @@ Beginning anew is a consumer with a name of its own that starts where the last o
 which is deleted then. Never one of the same name: it counts from 1 again, and an acknowledgement
 for a delivery of its predecessor (it waits in our queue, or in a process that sleeps) would make it
 believe that everything up to there is done, and drop our own acknowledgements below that.
+
+Where somebody has deleted the last one, ours begins at the last message that this process has seen,
+by its time: the stream may be another one by now. A process that has seen none begins at the start.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +52,8 @@ QUEUE_SIZE_MAX = 2000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 _SILENCE_SECONDS_MAX = 2.5 * IDLE_SECONDS
 _REOPEN_SECONDS = 0.25
+# The time of a message comes as a float, and may be that of the next one.
+_TIME_MARGIN = timedelta(milliseconds=1)
 
 _NANO = 1_000_000_000
 _PULL = msgspec.json.encode(
@@ -151,6 +157,7 @@ class _Pull:
         self._inbox = ""
         self._remaining = 0
         self._next_sequence = 1
+        self._seen_at: datetime | None = None
         self._heard_at = 0.0
         self._broken = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"consume.{shard}")
@@ -181,8 +188,7 @@ class _Pull:
         if client is None:
             return False
         self._broken.clear()
-        jetstream = client.jetstream(timeout=API_SECONDS_MAX)
-        self._consumer = await _begin_anew(client, jetstream, self._shard)
+        self._consumer = await _begin_anew(client, self._shard, seen_at=self._seen_at)
         self._next_sequence = 1
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._receive)
@@ -227,7 +233,8 @@ class _Pull:
             self._broken.set()
 
     async def _deliver(self, message: Msg) -> None:
-        sequence = message.metadata.sequence.consumer
+        metadata = message.metadata
+        sequence = metadata.sequence.consumer
         if sequence != self._next_sequence:
             log.warning("consumer.gap", shard_id=self._shard, sequence=sequence)
             self._broken.set()
@@ -235,24 +242,30 @@ class _Pull:
             return
         self._next_sequence = sequence + 1
         await self._queue.put(Delivery(self._shard, message.data, self._bus, message.reply))
+        self._seen_at = metadata.timestamp
         self._remaining -= 1
         if self._remaining == 0:
             await self._request()
 
 
-async def _begin_anew(client: Client, jetstream: JetStreamContext, shard: ShardId) -> str:
+async def _begin_anew(client: Client, shard: ShardId, *, seen_at: datetime | None) -> str:
     """A new consumer of the shard in place of those there are. Says its name.
 
     Dying in between leaves several: the next to begin takes up from the furthest, deletes all.
     """
+    jetstream = client.jetstream(timeout=API_SECONDS_MAX)
     try:
         last = await _consumers_of(jetstream, shard)
     except NotFoundError:
         await ensure_streams(client)
         last = []
-    floor = max((info.ack_floor.stream_seq for info in last if info.ack_floor), default=0)
     name = event_consumer(shard, nuid.NUID().next().decode())
-    await jetstream.add_consumer(EVENT_STREAM, _consumer(name, shard, start=floor + 1))
+    if last or seen_at is None:
+        floor = max((info.ack_floor.stream_seq for info in last if info.ack_floor), default=0)
+        config = _consumer(name, shard, start=floor + 1)
+    else:
+        config = _consumer_at(name, shard, seen_at)
+    await jetstream.add_consumer(EVENT_STREAM, config)
     for info in last:
         with suppress(NotFoundError):
             await jetstream.delete_consumer(EVENT_STREAM, info.name)
@@ -282,6 +295,14 @@ def _consumer(name: str, shard: ShardId, *, start: int) -> ConsumerConfig:
         filter_subject=shard_events(shard),
         # Of a shard that is gone: nobody pulls, and what was in the stream is gone by then, too.
         inactive_threshold=MAX_AGE_SECONDS,
+    )
+
+
+def _consumer_at(name: str, shard: ShardId, seen_at: datetime) -> ConsumerConfig:
+    return _consumer(name, shard, start=0).evolve(
+        deliver_policy=DeliverPolicy.BY_START_TIME,
+        opt_start_seq=None,
+        opt_start_time=seen_at - _TIME_MARGIN,
     )
 
 

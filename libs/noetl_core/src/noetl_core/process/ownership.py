@@ -33,6 +33,10 @@ LOOK_SECONDS_MAX = 0.5
 SURPLUS_SECONDS = 5.0
 """How long the shard-manager is given to say who gets what we hold too many of."""
 
+OUTAGE_SECONDS_MAX = 3.0
+"""How long the others are given to renew after Postgres was away, before their shards are claimed:
+they try at least once a second."""
+
 _NOTHING: Mapping[ShardId, int] = MappingProxyType({})
 
 log = structlog.get_logger()
@@ -117,6 +121,7 @@ class ShardOwner:
         self._is_renewal_due = True
         self._is_new = True
         self._surplus_since: float | None = None
+        self._patient_until = -math.inf
         self._turn = asyncio.Lock()
         show_shards(role, member.name, self.held)
 
@@ -131,6 +136,7 @@ class ShardOwner:
 
     async def _keep(self) -> None:
         asked_at = self._clock()
+        self._notice_outage(asked_at)
         if self._is_new:
             await self._inherit()
         if self._is_renewal_due or asked_at - self._renewed_at >= self._heartbeat_seconds:
@@ -138,10 +144,18 @@ class ShardOwner:
         rows = await execution_shard.look(self._pool, self.role)
         await self._follow(rows)
         await self._hand_over(rows)
+        if asked_at < self._patient_until:
+            return
         limit = await self._fair_share(rows)
         if len(self._claims) < limit and any(not row.is_leased for row in rows):
             await self._claim(limit - len(self._claims))
         await self._give_up_surplus(limit)
+
+    def _notice_outage(self, asked_at: float) -> None:
+        """Have we been kept from renewing for so long that the others' leases may be over, too?"""
+        margin = self._lease_seconds - self._heartbeat_seconds
+        if -math.inf < self._renewed_at <= asked_at - margin:
+            self._patient_until = asked_at + min(OUTAGE_SECONDS_MAX, 2 * self._heartbeat_seconds)
 
     async def _follow(self, rows: Iterable[ShardRow]) -> None:
         """Somebody may have taken shards from us, or all from everybody, since we last renewed."""

@@ -2,6 +2,10 @@
 
 A row goes from pending to leased once: an attempt belongs to one worker for its whole life. When
 its lease runs out the reaper tells the broker, which ends the attempt and issues the next one.
+
+Leases do not wait for the disk, so a Postgres that crashes may forget the last of them: the row is
+pending again while its worker runs it. The worker has it back with its next heartbeat, unless
+another one was faster; then the attempt belongs to that one.
 """
 
 from collections.abc import Sequence
@@ -74,25 +78,39 @@ async def lease(
     return [Leased(*row) for row in rows]
 
 
+_HELD_BY = """
+SELECT execution_id, command_id, shard_id, step, attempt, pool, payload, requires
+FROM noetl.command WHERE status = 'leased' AND worker_id = $1
+"""
+
+
+async def held_by(conn: Connection | Pool, worker_id: WorkerId) -> list[Leased]:
+    """All that a worker has leased: also what it was never told of, because the answer was lost."""
+    return [Leased(*row) for row in await conn.fetch(_HELD_BY, worker_id)]
+
+
 # The broker may be deleting some of these rows right now. We never wait for it: it takes its rows
 # in its order and we in ours, and each waiting for the other would be a deadlock. A row that it
 # holds is not renewed this time but still counts as ours, because its commit may yet fail.
+# A row that nobody holds is one whose lease Postgres has forgotten.
 _HEARTBEAT = """
 WITH mine AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
     JOIN noetl.command c
         ON c.execution_id = held.execution_id AND c.command_id = held.command_id
-    WHERE c.worker_id = $1
+    WHERE c.worker_id = $1 OR c.status = 'pending'
 ), free AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM mine
     JOIN noetl.command c
         ON c.execution_id = mine.execution_id AND c.command_id = mine.command_id
+    WHERE c.worker_id = $1 OR c.status = 'pending'
     FOR UPDATE OF c SKIP LOCKED
 ), renewed AS (
     UPDATE noetl.command c
-    SET last_heartbeat = now(), lease_until = now() + make_interval(secs => $4)
+    SET status = 'leased', worker_id = $1, last_heartbeat = now(),
+        lease_until = now() + make_interval(secs => $4)
     FROM free
     WHERE c.execution_id = free.execution_id AND c.command_id = free.command_id
 )
