@@ -150,3 +150,23 @@ async def test_a_service_waits_for_the_first_migration_of_a_server(
 
     assert await asyncio.wait_for(waiting, SECONDS_MAX) == "noetl_broker"
     assert "noetl db migrate" in capsys.readouterr().out
+
+
+async def test_an_image_of_a_service_can_migrate(empty_database: str, tmp_path: Path) -> None:
+    async def run(dsn: str) -> tuple[int | None, list[dict[str, Any]]]:
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("noetl-migrate")),
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"NOETL_POSTGRES_DSN": dsn},
+        )
+        _, err = await asyncio.wait_for(process.communicate(), SECONDS_MAX)
+        return process.returncode, [json.loads(line) for line in err.splitlines()]
+
+    first, again = await run(empty_database), await run(empty_database)
+    refused, lines = await run("postgresql://postgres@127.0.0.1:1/nowhere")
+
+    assert first[0] == again[0] == 0
+    assert first[1][-1]["applied"] == NAMES
+    assert again[1][-1]["applied"] == []
+    assert refused == 1
+    assert lines[-1]["event"] == "schema.not_migrated"

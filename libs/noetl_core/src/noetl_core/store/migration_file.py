@@ -24,8 +24,7 @@ _PIECE = re.compile(
     r"(?P<comment>--[^\n]*|/\*.*?\*/)"
     r"|(?P<quoted>\bE'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\""
     r"|\$(?P<tag>[A-Za-z_]\w*|)\$.*?\$(?P=tag)\$)"
-    r"|(?P<end>;)"
-    r"|(?P<other>\w+|.)",
+    r"|(?P<end>;)",
     re.DOTALL | re.IGNORECASE,
 )
 _CONCURRENTLY = re.compile(r"(CREATE|DROP)\s+(UNIQUE\s+)?INDEX\s+CONCURRENTLY\b", re.IGNORECASE)
@@ -110,17 +109,25 @@ def _check(name: str, statement: Statement, *, is_transaction: bool) -> None:
 
 
 def split(text: str) -> Iterator[Statement]:
-    number, begin = 0, None
+    number, place, begin = 0, 0, None
     for piece in _PIECE.finditer(text):
-        if piece["end"] is None:
-            is_blank = piece["comment"] is not None or piece[0].isspace()
-            begin = piece.start() if begin is None and not is_blank else begin
-        elif begin is not None:
+        if begin is None:
+            begin = _first_word(
+                text, place, piece.start() if piece["quoted"] is None else piece.end()
+            )
+        if piece["end"] is not None and begin is not None:
             number += 1
             yield _statement(text, number, begin, piece.start())
             begin = None
+        place = piece.end()
+    begin = _first_word(text, place, len(text)) if begin is None else begin
     if begin is not None:
         yield _statement(text, number + 1, begin, len(text))
+
+
+def _first_word(text: str, begin: int, end: int) -> int | None:
+    blank = len(text[begin:end]) - len(text[begin:end].lstrip())
+    return None if begin + blank == end else begin + blank
 
 
 def _statement(text: str, number: int, begin: int, end: int) -> Statement:

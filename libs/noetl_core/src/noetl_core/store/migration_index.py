@@ -115,8 +115,7 @@ ORDER BY p.relname
 
 async def _ensure_partitioned(conn: Connection, locks: Locks, index: Index) -> None:
     async def on_parent() -> None:
-        await locks.hurry()
-        await conn.execute(
+        await locks.execute(
             f"CREATE {index.kind} IF NOT EXISTS {index.name} ON ONLY noetl.{index.table}"
             f" {index.rest}"
         )
@@ -138,8 +137,7 @@ async def _ensure_on(conn: Connection, locks: Locks, parent: Index, child: Index
     await _build(conn, locks, child)
 
     async def attach() -> None:
-        await locks.hurry()
-        await conn.execute(f"ALTER INDEX noetl.{parent.name} ATTACH PARTITION noetl.{child.name}")
+        await locks.execute(f"ALTER INDEX noetl.{parent.name} ATTACH PARTITION noetl.{child.name}")
 
     await locks.briefly(attach)
 

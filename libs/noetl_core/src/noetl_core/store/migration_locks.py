@@ -41,8 +41,6 @@ class MigrationBlockedError(NoetlError):
     """Somebody else kept a lock, or the right to migrate, for longer than we were to wait."""
 
 
-_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', $1, true)"
-
 _LOOK_FOR_DEADLOCKS_SOON = """
 SELECT set_config('deadlock_timeout', '100ms', true)
 WHERE has_parameter_privilege('deadlock_timeout', 'SET')
@@ -69,10 +67,11 @@ class Locks:
 
         return await self.patiently(once)
 
-    async def hurry(self) -> None:
-        """Before each statement of `work`: it waits no longer than is left."""
+    async def execute(self, statement: str) -> None:
+        """Each statement of `work`: it waits for its locks no longer than is left."""
         left = max(LOCK_SECONDS_MIN, self._used_up_at - time.monotonic())
-        await self._conn.execute(_LOCK_TIMEOUT, f"{left * 1000:.0f}ms")
+        hurry = f"SET LOCAL lock_timeout = {left * 1000:.0f};"
+        await self._conn.execute(f"{hurry}\n{statement}", timeout=None)
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         begun, refusals = time.monotonic(), 0

@@ -234,9 +234,8 @@ class _Application:
 
     async def _execute(self, statement: Statement) -> None:
         self._tell(f"{self._place(statement)}: {statement.title}")
-        await self._locks.hurry()
         try:
-            await self._conn.execute(statement.text, timeout=None)
+            await self._locks.execute(statement.text)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             raise
         except asyncpg.PostgresError as error:
