@@ -28,7 +28,10 @@ OLDEST_POSTGRES = "15.0"
 OURS_TO_DO = ("prefer-robust-stmts", "require-lock-timeout", "require-statement-timeout")
 """The migrator applies a file as a whole, and keeps nobody waiting for its locks."""
 
-HOT = r"noetl\.(event|command|execution|result_ref|inbox|execution_shard|projection_checkpoint)\b"
+HOT = (
+    r"noetl\.(?P<table>event|command|execution|result_ref|inbox|execution_shard"
+    r"|projection_checkpoint)\b"
+)
 ALTER = rf"ALTER\s+TABLE\s+(ONLY\s+)?{HOT}"
 OWN_RULES = {
     rf"(UPDATE|DELETE\s+FROM)\s+(ONLY\s+)?{HOT}": "fill it in by a service, in batches",
@@ -59,12 +62,20 @@ def squawks(file: Path, migration: Migration) -> set[str]:
 
 
 def own_findings(migration: Migration) -> set[str]:
-    return {
+    found = {
         f"line {statement.line}: {why}"
         for statement in migration.statements
         for pattern, why in OWN_RULES.items()
         if re.match(pattern, statement.text, re.IGNORECASE | re.DOTALL)
     }
+    if migration.is_transaction and len(hot_tables_of(migration)) > 1:
+        found.add("one hot table a file: its lock is held while the next one is waited for")
+    return found
+
+
+def hot_tables_of(migration: Migration) -> set[str]:
+    matches = [re.match(ALTER, one.text, re.IGNORECASE) for one in migration.statements]
+    return {match["table"].lower() for match in matches if match is not None}
 
 
 def test_migrations_can_be_applied_while_everything_runs() -> None:
@@ -103,6 +114,7 @@ STOPS_EVERYBODY = (
     "LOCK TABLE noetl.command;",
     "COMMIT;",
     "DROP FUNCTION noetl.commit_batch;",
+    "ALTER TABLE noetl.event ADD COLUMN a text; ALTER TABLE noetl.command ADD COLUMN a text;",
 )
 
 NEW_TABLE = """

@@ -16,6 +16,7 @@ from noetl_core.store.migration_status import MigrationState, fit, status
 from noetl_core.store.migrations import (
     MigrationChangedError,
     MigrationFailedError,
+    MigrationForbiddenError,
     Progress,
     migrate,
 )
@@ -321,7 +322,7 @@ async def test_who_may_not_migrate_is_told_so(connect: Connect, tmp_path: Path) 
     conn = await connect()
     await conn.execute("SET ROLE noetl_worker")
 
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+    with pytest.raises(MigrationForbiddenError, match="as the owner of the tables"):
         await migrate(conn, directory=write(tmp_path, ALTER))
 
 

@@ -107,6 +107,10 @@ class MigrationChangedError(NoetlError):
         self.name = name
 
 
+class MigrationForbiddenError(NoetlError):
+    """The user of the connection may not even look after the migrations."""
+
+
 class MigrationFailedError(NoetlError):
     """Postgres refused a statement; `__cause__` says why."""
 
@@ -168,7 +172,10 @@ async def _lock(conn: Connection, patience: Patience, tell: Tell) -> None:
 async def _apply(
     conn: Connection, migrations: list[Migration], patience: Patience, tell: Tell
 ) -> list[str]:
-    await conn.execute(_BOOTSTRAP)
+    try:
+        await conn.execute(_BOOTSTRAP)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise MigrationForbiddenError(f"{error}. {_NOT_ALLOWED}") from error
     applied = {row["name"]: row["sha256"] for row in await conn.fetch(_APPLIED)}
     for migration in migrations:
         if applied.get(migration.name, migration.sha256) != migration.sha256:
