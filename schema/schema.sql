@@ -730,6 +730,13 @@ CREATE TABLE noetl.schema_migration (
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE noetl.schema_migration_statement (
+    name text NOT NULL,
+    number integer NOT NULL,
+    sha256 text NOT NULL,
+    done_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE noetl.setting (
     name text NOT NULL,
     value jsonb NOT NULL,
@@ -832,6 +839,9 @@ ALTER TABLE ONLY noetl.schedule
 
 ALTER TABLE ONLY noetl.schema_migration
     ADD CONSTRAINT schema_migration_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY noetl.schema_migration_statement
+    ADD CONSTRAINT schema_migration_statement_pkey PRIMARY KEY (name, number);
 
 ALTER TABLE ONLY noetl.setting
     ADD CONSTRAINT setting_pkey PRIMARY KEY (name);
@@ -1115,8 +1125,13 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.schedule TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.schedule TO noetl_compactor;
 GRANT SELECT ON TABLE noetl.schedule TO noetl_query;
 
+GRANT SELECT ON TABLE noetl.schema_migration TO PUBLIC;
 GRANT SELECT ON TABLE noetl.schema_migration TO noetl_compactor;
 GRANT SELECT ON TABLE noetl.schema_migration TO noetl_query;
+
+GRANT SELECT ON TABLE noetl.schema_migration_statement TO PUBLIC;
+GRANT SELECT ON TABLE noetl.schema_migration_statement TO noetl_compactor;
+GRANT SELECT ON TABLE noetl.schema_migration_statement TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.setting TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.setting TO noetl_broker;

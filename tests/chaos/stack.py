@@ -46,6 +46,9 @@ class Stack:
     def pid(self, name: str) -> int:
         return next(int(part["pid"]) for part in self._ask("ps") if part["name"] == name)
 
+    def pids(self) -> dict[str, int]:
+        return {part["name"]: int(part["pid"]) for part in self._ask("ps")}
+
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
         pid = self.pid(name)
         os.kill(pid, how)

@@ -131,6 +131,33 @@ def test_db_migrate_finds_nothing_to_do_in_a_running_system(stack: DevStack) -> 
     assert answer.stdout == "nothing to do: the schema is up to date\n"
 
 
+def test_db_status_lists_what_is_applied_and_what_is_open(stack: DevStack, tmp_path: Path) -> None:
+    dsn = stack.info()["dsn"]
+    (tmp_path / "9999_later.sql").write_text("SELECT 1;")
+
+    applied = json.loads(noetl("db", "status", "--dsn", dsn, "--json").stdout)
+    shown = noetl("db", "status", "--dsn", dsn, "--directory", tmp_path).stdout.splitlines()
+
+    assert {one["standing"] for one in applied} == {"applied"}
+    assert shown[-2].split() == ["9999_later.sql", "open"]
+    assert shown[-1] == f"{len(applied)} newer, 1 open"
+
+
+def test_db_migrate_says_what_it_does_and_what_failed(stack: DevStack, tmp_path: Path) -> None:
+    sql = "CREATE TABLE noetl.half (); ALTER TABLE noetl.nothing ADD COLUMN a int;"
+    (tmp_path / "9999_later.sql").write_text(sql)
+
+    dsn = stack.info()["dsn"]
+    answer = noetl("db", "migrate", "--dsn", dsn, "--directory", tmp_path)
+
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert "9999_later.sql: statement 1 of 2: CREATE TABLE noetl.half ()" in answer.stderr
+    assert "statement 2 of 2 (line 1) failed" in answer.stderr
+    assert "Nothing of this file was kept" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
 def test_db_dump_writes_the_schema_of_all_migrations_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "schema.sql"
 

@@ -1,8 +1,6 @@
 """process/resilience.py: what a killed Postgres does to a service, and what a bug does."""
 
 import asyncio
-import shutil
-from collections.abc import Iterator
 
 import asyncpg
 import pytest
@@ -12,22 +10,9 @@ from noetl_core.process.config import Config
 from noetl_core.process.resilience import BACKOFF_SECONDS_MAX, backoff_seconds, is_transient
 from noetl_core.process.service import Service, serving
 from noetl_core.store.postgres import Pool, open_pool
-from support.postgres import PostgresServer, scratch_directory
+from support.postgres import PostgresServer
 
 SECONDS_MAX = 30
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A server that this test may kill."""
-    server = PostgresServer(scratch_directory("noetl-postgres-"))
-    try:
-        server.initialise()
-        server.start()
-        yield server
-    finally:
-        server.kill()
-        shutil.rmtree(server.directory, ignore_errors=True)
 
 
 async def failure_of(pool: Pool, statement: str, *arguments: object) -> Exception:

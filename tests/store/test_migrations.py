@@ -9,10 +9,11 @@ import pytest
 
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.domain.sharding import vnode_of
+from noetl_core.store.migration_file import migrations_directory
 from noetl_core.store.migrations import (
     MigrationChangedError,
+    MigrationFailedError,
     migrate,
-    migrations_directory,
     schema_dump,
 )
 from noetl_core.store.postgres import Pool
@@ -60,9 +61,10 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(
     (tmp_path / "0001_half.sql").write_text("CREATE TABLE noetl.half (); SELECT 1 / 0;")
     conn = await asyncpg.connect(empty_database)
 
-    with pytest.raises(asyncpg.DivisionByZeroError):
+    with pytest.raises(MigrationFailedError, match="statement 2 of 2") as caught:
         await migrate(conn, directory=tmp_path)
 
+    assert isinstance(caught.value.__cause__, asyncpg.DivisionByZeroError)
     assert await conn.fetchval("SELECT to_regclass('noetl.half')") is None
     assert await conn.fetchval("SELECT count(*) FROM noetl.schema_migration") == 0
     await conn.close()

@@ -126,7 +126,17 @@ def _unprivileged() -> str | None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """The shared server. Do not stop it: a test that needs that makes its own."""
+    """The shared server. Do not stop it: a test that needs that takes `own_postgres`."""
+    yield from _run_server()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server of this test alone, which it may kill; nobody has migrated it."""
+    yield from _run_server()
+
+
+def _run_server() -> Iterator[PostgresServer]:
     directory = scratch_directory("noetl-postgres-")
     server = PostgresServer(directory)
     try:

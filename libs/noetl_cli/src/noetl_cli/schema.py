@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from noetl_cli.failure import EXIT_USAGE, CommandFailed
@@ -14,6 +15,7 @@ from noetl_cli.stack.migrations import apply_migrations
 from noetl_cli.stack.ports import choose_ports
 from noetl_cli.stack.postgres import PostgresCluster
 from noetl_cli.stack.state import read_running
+from noetl_core.store.migration_status import MigrationState
 from noetl_core.store.migrations import schema_dump
 
 
@@ -24,6 +26,28 @@ def database_of_dev() -> str:
             "which database? Name it with --dsn, or start `noetl dev`.", exit_code=EXIT_USAGE
         )
     return state.dsn
+
+
+def described(states: Sequence[MigrationState]) -> Iterator[str]:
+    """A line a migration, and how many there are of each kind."""
+    for state in states:
+        yield f"{state.name:<32} {_standing(state)}"
+    counts = Counter(state.standing for state in states)
+    yield ", ".join(f"{count} {standing}" for standing, count in counts.items())
+
+
+def _standing(state: MigrationState) -> str:
+    match state.standing:
+        case "applied":
+            return f"applied {state.applied_at:%Y-%m-%d %H:%M:%S} UTC"
+        case "begun":
+            return f"begun: {state.statements_done} of {state.statements} statements are done"
+        case "changed":
+            return "applied with other content than it has now: restore the file"
+        case "newer":
+            return "applied by a newer version of NoETL"
+        case "open":
+            return "open"
 
 
 async def dump_schema(dsn: str) -> str:

@@ -23,7 +23,8 @@ from noetl_core.domain.ids import CatalogId
 from noetl_core.domain.parse import parse_playbook, warnings_of
 from noetl_core.domain.playbook import Playbook
 from noetl_core.store import catalog
-from noetl_core.store.catalog import CatalogEntry
+from noetl_core.store.catalog import CatalogEntry, Registration
+from noetl_core.store.postgres import Connection, in_transaction
 from noetl_core.wire import http
 from noetl_core.wire.http import PLAYBOOK_BYTES_MAX
 
@@ -32,14 +33,18 @@ async def register(gateway: Gateway, request: Request) -> Response:
     """Unchanged content gives the version that is there: registering is safe to repeat."""
     content = await _content(request)
     playbook = await _parse(content)
-    async with gateway.pool.acquire() as conn, conn.transaction():
-        registered = await catalog.register(
+
+    async def add(conn: Connection) -> Registration:
+        return await catalog.register(
             conn,
             CatalogId(gateway.mint()),
             path=playbook.path,
             content=content,
             sha256=hashlib.sha256(content.encode()).digest(),
         )
+
+    async with gateway.pool.acquire() as conn:
+        registered = await in_transaction(conn, add)
     entry = registered.entry
     body = http.Registered(
         catalog_id=str(entry.catalog_id),

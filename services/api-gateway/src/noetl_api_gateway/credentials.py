@@ -12,6 +12,7 @@ from noetl_core.domain.errors import NotFoundError
 from noetl_core.process.secrets import Keyring
 from noetl_core.store import audit, credential
 from noetl_core.store.credential import CredentialEntry
+from noetl_core.store.postgres import Connection, in_transaction
 from noetl_core.wire import http
 
 ACTOR = "anonymous"
@@ -22,16 +23,17 @@ async def put(gateway: Gateway, request: Request) -> Response:
     """Store a credential, or replace the one of this name."""
     asked = await json_body(request, http.CredentialRequest)
     sealed = _keyring(gateway).encrypt(asked.name, asked.data)
-    async with gateway.pool.acquire() as conn, conn.transaction():
+
+    async def store(conn: Connection) -> CredentialEntry:
+        details = {"type": asked.type}
         entry = await credential.upsert(conn, asked.name, kind=asked.type, sealed=sealed)
         await audit.record(
-            conn,
-            actor=ACTOR,
-            action="credential.put",
-            subject=asked.name,
-            details={"type": asked.type},
+            conn, actor=ACTOR, action="credential.put", subject=asked.name, details=details
         )
-    return answer(200, _item(entry))
+        return entry
+
+    async with gateway.pool.acquire() as conn:
+        return answer(200, _item(await in_transaction(conn, store)))
 
 
 async def list_entries(gateway: Gateway, request: Request) -> Response:
@@ -49,10 +51,14 @@ async def list_entries(gateway: Gateway, request: Request) -> Response:
 
 async def delete(gateway: Gateway, request: Request) -> Response:
     name = text_of(request, "name")
-    async with gateway.pool.acquire() as conn, conn.transaction():
+
+    async def remove(conn: Connection) -> None:
         if not await credential.delete(conn, name):
             raise NotFoundError(f"there is no credential {name!r}")
         await audit.record(conn, actor=ACTOR, action="credential.delete", subject=name)
+
+    async with gateway.pool.acquire() as conn:
+        await in_transaction(conn, remove)
     return Response(status_code=204)
 
 

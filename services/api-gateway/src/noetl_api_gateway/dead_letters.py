@@ -30,6 +30,7 @@ from noetl_core.domain.ids import ID_MAX, ExecutionId, ShardId
 from noetl_core.domain.state import TERMINAL
 from noetl_core.store import audit, dead_letter, inbox
 from noetl_core.store.dead_letter import DeadLetter
+from noetl_core.store.postgres import Connection, in_transaction
 from noetl_core.wire import http
 from noetl_core.wire.messages import Barrier, Message, Start, decode_messages, encode_messages
 
@@ -72,7 +73,8 @@ async def retry(gateway: Gateway, request: Request) -> Response:
     dead_letter_id = _id_of(request)
     found = await _find(gateway, dead_letter_id)
     execution_id, messages, did = await _second_try(gateway, found)
-    async with gateway.pool.acquire() as conn, conn.transaction():
+
+    async def send(conn: Connection) -> ShardId:
         if await dead_letter.remove(conn, dead_letter_id) is None:
             raise _gone(dead_letter_id)
         shard = await inbox.promise(conn, execution_id, encode_messages(messages))
@@ -80,7 +82,11 @@ async def retry(gateway: Gateway, request: Request) -> Response:
             conn, actor=ACTOR, action="dead_letter.retried", subject=str(dead_letter_id),
             details={**_audited(found), "did": did},
         )  # fmt: skip
-    await wake(gateway, ShardId(shard))
+        return shard
+
+    async with gateway.pool.acquire() as conn:
+        shard = await in_transaction(conn, send)
+    await wake(gateway, shard)
     log.info("dead_letter.retried", dead_letter_id=dead_letter_id, execution_id=execution_id)
     body = http.DeadLetterRetried(
         dead_letter_id=str(dead_letter_id), execution_id=str(execution_id), did=did
@@ -90,7 +96,8 @@ async def retry(gateway: Gateway, request: Request) -> Response:
 
 async def discard(gateway: Gateway, request: Request) -> Response:
     dead_letter_id = _id_of(request)
-    async with gateway.pool.acquire() as conn, conn.transaction():
+
+    async def remove(conn: Connection) -> None:
         found = await dead_letter.remove(conn, dead_letter_id)
         if found is None:
             raise _gone(dead_letter_id)
@@ -98,6 +105,9 @@ async def discard(gateway: Gateway, request: Request) -> Response:
             conn, actor=ACTOR, action="dead_letter.discarded", subject=str(dead_letter_id),
             details=_audited(found),
         )  # fmt: skip
+
+    async with gateway.pool.acquire() as conn:
+        await in_transaction(conn, remove)
     log.info("dead_letter.discarded", dead_letter_id=dead_letter_id)
     return answer(200, http.DeadLetterDiscarded(dead_letter_id=str(dead_letter_id)))
 

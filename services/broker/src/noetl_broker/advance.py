@@ -10,6 +10,9 @@ What happens when we die
 What happens when we are wrong: a state that is not what the database holds (a commit whose answer
 we never got, a lease that another worker took over) makes the commit fail as a whole. The states
 are dropped, loaded anew, and the letters done again.
+What happens when Postgres refuses: a statement that fails for want of Postgres, or because a
+migration changes the schema at this moment, is done again. One that does not fit the schema at all
+ends the process: no execution is to blame for it, so none is ended.
 """
 
 import time
@@ -47,7 +50,7 @@ from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
 from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, RefusalRow
-from noetl_core.store.postgres import Connection, Pool
+from noetl_core.store.postgres import Connection, Pool, is_schema_wrong
 from noetl_core.wire.messages import (
     Barrier,
     Done,
@@ -99,7 +102,7 @@ class Broker:
             try:
                 await self._commit(turn, taken)
             except asyncpg.PostgresError as error:
-                if is_transient(error):
+                if _is_no_letters_fault(error):
                     raise
                 log.info("broker.reload", reason=str(error), executions=len(turn.touched))
                 RELOADS.add(1)
@@ -122,7 +125,7 @@ class Broker:
         try:
             await self._commit(turn, taken, reload=True)
         except asyncpg.PostgresError as error:
-            if is_transient(error):
+            if _is_no_letters_fault(error):
                 raise
             log.warning("broker.one_by_one", reason=str(error), executions=len(turn.touched))
             turn = await self._one_by_one(conn, letters)
@@ -139,7 +142,7 @@ class Broker:
             try:
                 await self._commit(turn, taken, reload=True)
             except asyncpg.PostgresError as error:
-                if is_transient(error):
+                if _is_no_letters_fault(error):
                     raise
                 turn = self._turn(conn, whole.held)
                 turn.poisoned[execution_id] = f"{type(error).__name__}: {error}"
@@ -225,7 +228,7 @@ class Broker:
                 try:
                     await self._record_message(turn, taken.shard_id, message)
                 except Exception as error:
-                    if is_transient(error):
+                    if _is_no_letters_fault(error):
                         raise
                     # One bad execution never stops a shard: it is taken out of the batch and ended.
                     log.exception("broker.poisoned", execution_id=message.execution_id)
@@ -374,6 +377,10 @@ class Broker:
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)
         self.states.trim()
+
+
+def _is_no_letters_fault(error: Exception) -> bool:
+    return is_transient(error) or is_schema_wrong(error)
 
 
 def _set_aside(turn: Turn, shard: ShardId, execution_id: ExecutionId, fact: AnyFact) -> None:

@@ -1,4 +1,4 @@
-"""db migrate, db dump, db rebuild-projection."""
+"""db migrate, db status, db dump, db rebuild-projection."""
 
 # ruff: noqa: PLC0415 - `noetl --help` must not wait for what only a running command needs
 
@@ -19,15 +19,66 @@ Dsn = Annotated[
 ]
 
 
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Migrations other than those of this version.",
+        exists=True,
+        file_okay=False,
+        show_default=False,
+    ),
+]
+
+
 @app.command()
-def migrate(dsn: Dsn = "") -> None:
-    """Bring a database up to this version's schema (by default that of the running `noetl dev`)."""
+def migrate(
+    dsn: Dsn = "",
+    directory: Directory = None,
+    lock_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="S", min=0.01, max=0.9, help="How long anybody may have to wait behind us."
+        ),
+    ] = 0.5,
+    patience: Annotated[
+        float, typer.Option(metavar="S", min=0, help="How long to come again for a lock.")
+    ] = 600.0,
+) -> None:
+    """Bring a database up to this version's schema (by default that of the running `noetl dev`).
+
+    The system may run. Each file is applied once, as a whole or not at all.
+    """
     from noetl_cli.asynchronous import run_until_signal
     from noetl_cli.schema import database_of_dev
-    from noetl_cli.stack.migrations import apply_migrations
+    from noetl_cli.stack.migrations import apply_migrations, tell_all
+    from noetl_core.store.migration_locks import Patience
 
-    applied = run_until_signal(apply_migrations(dsn or database_of_dev()))
+    work = apply_migrations(
+        dsn or database_of_dev(),
+        directory=directory,
+        tell=tell_all,
+        patience=Patience(lock_seconds=lock_timeout, seconds=patience),
+    )
+    applied = run_until_signal(work)
     typer.echo("\n".join(applied) if applied else "nothing to do: the schema is up to date")
+
+
+@app.command()
+def status(
+    dsn: Dsn = "",
+    directory: Directory = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """List the migrations: which are applied, which are open."""
+    from noetl_cli.asynchronous import run_until_signal
+    from noetl_cli.schema import database_of_dev, described
+    from noetl_cli.stack.migrations import migration_states
+    from noetl_cli.terminal import print_answer
+
+    states = run_until_signal(migration_states(dsn or database_of_dev(), directory=directory))
+    rows = [state._asdict() for state in states]
+    print_answer(rows, as_json=as_json, text=lambda: "\n".join(described(states)))
 
 
 @app.command()

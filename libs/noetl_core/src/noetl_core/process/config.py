@@ -7,6 +7,7 @@ message names the variable, the value and what was expected of it.
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -18,6 +19,7 @@ from noetl_core.domain.errors import NoetlError
 PREFIX = "NOETL_"
 _SECRET_ENDINGS = ("_dsn", "_key", "_keys", "_secret", "_token", "_password")
 _ALSO = "also"
+_EXIT_WRONG = 2
 _SEQUENCES = (list, tuple, set, frozenset)
 
 
@@ -91,6 +93,15 @@ def load_config(kind: type[C], environ: Mapping[str, str]) -> C:
         return kind(**values)
     except ValueError as error:  # a rule between two fields, kept by __post_init__
         raise ConfigError(str(error)) from error
+
+
+def load_or_exit(kind: type[C]) -> C:
+    """The first line of a process: a wrong environment ends it, and says what is wrong."""
+    try:
+        return load_config(kind, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"configuration: {error}\n")
+        sys.exit(_EXIT_WRONG)
 
 
 def default_instance(service: str) -> str:

@@ -20,6 +20,7 @@ from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import lease_clock, unix_ms
 from noetl_core.process.metrics import measured_heartbeat
 from noetl_core.process.resilience import is_transient
+from noetl_core.process.schema import await_schema
 from noetl_core.process.service import Service
 from noetl_core.store import runtime
 from noetl_core.store.postgres import Pool
@@ -138,8 +139,10 @@ async def join_runtime(
 ) -> AsyncIterator[Member]:
     """Register this process and keep it registered until the end of the block.
 
+    It is the first thing that a service does with the database, so it waits for the schema here.
     `name` is what the others know it by; without one, its instance.
     """
+    await await_schema(pool)
     member = Member(
         pool,
         Registration(

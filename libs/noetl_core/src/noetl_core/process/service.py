@@ -11,7 +11,6 @@ resumes. Only errors that pass by themselves (resilience.is_transient) are waite
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,7 +21,7 @@ import structlog
 import uvloop
 
 from noetl_core.bus.cancel import cancel
-from noetl_core.process.config import Config, ConfigError, default_instance, load_config
+from noetl_core.process.config import Config, default_instance, load_or_exit
 from noetl_core.process.health import serve_health
 from noetl_core.process.log import set_up_logs
 from noetl_core.process.metrics import TURN_MS
@@ -31,7 +30,6 @@ from noetl_core.process.telemetry import set_up_telemetry
 
 STOP_SECONDS_MAX = 10.0
 _TELL_AGAIN_SECONDS = 10.0
-_EXIT_WRONG_CONFIG = 2
 _MEASURED_SECONDS = 1.0
 """Turns that come at least so far apart are measured; the others are too many, or only wait."""
 _OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -251,11 +249,7 @@ def run_service(
 
 def run_services(parts: Sequence[Part[Any]]) -> None:
     """The whole life of a process: all parts share one event loop, and die together."""
-    try:
-        configs = [load_config(part.config_kind, os.environ) for part in parts]
-    except ConfigError as error:
-        sys.stderr.write(f"configuration: {error}\n")
-        sys.exit(_EXIT_WRONG_CONFIG)
+    configs = [load_or_exit(part.config_kind) for part in parts]
     first = configs[0]
     set_up_logs(level=first.log_level, log_format=first.log_format)
     send_the_last = set_up_telemetry(

@@ -6,6 +6,7 @@ audited are rare: they cost a statement of their own, inside the same transactio
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import asyncpg
@@ -13,7 +14,7 @@ import msgspec
 
 from noetl_core.domain.ids import CommandId, EventId, ExecutionId, LoopId, ShardId, WorkerId
 from noetl_core.store.event import EventRow
-from noetl_core.store.postgres import Connection
+from noetl_core.store.postgres import Connection, in_transaction
 
 FENCED = "NS001"
 HELD_BY_ANOTHER = "NS002"
@@ -277,16 +278,19 @@ async def commit(conn: Connection, batch: Batch) -> set[ShardId]:
     if not batch.has_extras:
         await _commit_rows(conn, batch)
         return set()
-    async with conn.transaction():
-        await _commit_rows(conn, batch)
-        await _place(conn, batch)
-        await _insert_manifests(conn, batch)
-        await _insert_dead_letters(conn, batch)
-        await _insert_refusals(conn, batch)
-        await _change_timers(conn, batch)
-        await _hold_or_let_go(conn, batch)
-        await _say_expiries(conn, batch)
-        return await _send_outgoing(conn, batch)
+    return await in_transaction(conn, partial(_commit_with_extras, batch))
+
+
+async def _commit_with_extras(batch: Batch, conn: Connection) -> set[ShardId]:
+    await _commit_rows(conn, batch)
+    await _place(conn, batch)
+    await _insert_manifests(conn, batch)
+    await _insert_dead_letters(conn, batch)
+    await _insert_refusals(conn, batch)
+    await _change_timers(conn, batch)
+    await _hold_or_let_go(conn, batch)
+    await _say_expiries(conn, batch)
+    return await _send_outgoing(conn, batch)
 
 
 async def _commit_rows(conn: Connection, batch: Batch) -> None:

@@ -5,9 +5,9 @@ and decodes it with msgspec.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 import structlog
@@ -37,17 +37,56 @@ TRANSIENT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.exceptions.InternalClientError,
 )
 
+# What a migration under our feet does to a statement; a moment later it has got used to it. Its
+# plan has other result types than when it was prepared, or somebody had set a lock_timeout.
+_SCHEMA_MOVED: tuple[type[Exception], ...] = (
+    asyncpg.exceptions.InvalidCachedStatementError,
+    asyncpg.exceptions.LockNotAvailableError,
+)
+# Or it was planned with something that was replaced before it came to use it. Postgres has one code
+# for that and for its own bugs; these texts are never translated.
+_CATALOG_MOVED = (
+    "cache lookup failed for",
+    "could not open relation with OID",
+    "tuple concurrently",
+)
+
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 
 def is_postgres_away(error: BaseException) -> bool:
-    """True when the statement failed because of the connection, not because of the statement."""
-    if isinstance(error, TRANSIENT_ERRORS):
+    """True when the statement failed because of the connection, or because the schema was being
+    changed, and not because of the statement: the same may succeed a moment later."""
+    if isinstance(error, TRANSIENT_ERRORS + _SCHEMA_MOVED):
         return True
+    if isinstance(error, asyncpg.InternalServerError):
+        return any(text in str(error) for text in _CATALOG_MOVED)
     # asyncpg has one class for a lost connection and for a wrong use of it: only the text tells.
     # A session that dies in our hands is "closed", or "released" if the pool noticed it first.
     text = str(error) if isinstance(error, asyncpg.InterfaceError) else ""
     return "is closed" in text or "released back" in text or "closing" in text
+
+
+def is_schema_wrong(error: BaseException) -> bool:
+    """True when the statement names what is not there, or may not be touched by us: no data could
+    have made it right. The schema is of another version than this code, or the code has a bug."""
+    return isinstance(error, asyncpg.exceptions.SyntaxOrAccessError)
+
+
+async def in_transaction(conn: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+    """Do `work` in a transaction, and once more where a migration has outdated a cached plan.
+
+    For a single statement asyncpg does that itself. A transaction has failed as a whole by then; by
+    the second time the connection has forgotten all its plans.
+    """
+    try:
+        async with conn.transaction():
+            return await work(conn)
+    except asyncpg.exceptions.InvalidCachedStatementError:
+        async with conn.transaction():
+            return await work(conn)
 
 
 @asynccontextmanager
@@ -81,13 +120,21 @@ async def _connect(
                 server_settings=_server_settings(role, settings),
                 reset=_leave_session,
             )
-        except TRANSIENT_ERRORS as error:
+        except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+            if not isinstance(error, (*TRANSIENT_ERRORS, asyncpg.InvalidParameterValueError)):
+                raise
             if asyncio.get_running_loop().time() > deadline:
                 raise
             if not told:
-                log.warning("postgres.awaited", role=role, error=str(error))
+                log.warning("postgres.awaited", role=role, error=_why(error))
                 told = True
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _why(error: Exception) -> str:
+    """The first migrations make the roles: without ours nobody has applied them yet."""
+    is_unmigrated = isinstance(error, asyncpg.InvalidParameterValueError)
+    return f"{error}; has `noetl db migrate` been run?" if is_unmigrated else str(error)
 
 
 def _server_settings(role: str, settings: dict[str, str]) -> dict[str, str]:
