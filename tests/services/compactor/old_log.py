@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from noetl_compactor.archive import Rules
+from noetl_core.blob.place import Place
 from noetl_core.domain.partitions import WEEK_MS, partition_of, week_start_ms
 from noetl_core.domain.snowflake import Snowflake, first_id_at
 from noetl_core.process.clock import unix_ms
@@ -26,8 +26,8 @@ def execution_id(number: int) -> int:
     return first_id_at(OLD_WEEK_MS + 1000 * number)
 
 
-def rules(root: Path, **more: Any) -> Rules:
-    return Rules(root, mint, KEPT_FROM_MS, **more)
+def rules(place: Place, **more: Any) -> Rules:
+    return Rules(place, mint, KEPT_FROM_MS, **more)
 
 
 async def a_week(pool: Pool) -> None:

@@ -5,6 +5,7 @@ value and what was expected of it.
 """
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_origin
@@ -17,13 +18,93 @@ from noetl_core.domain.errors import NoetlError
 PREFIX = "NOETL_"
 _SECRET_ENDINGS = ("_dsn", "_key", "_keys", "_secret", "_token", "_password")
 _SEQUENCES = (list, tuple, set, frozenset)
+_ENDPOINT = r"^(https?://[^@\s]+)?$"
+"""No name and password before the host: it is shown in messages."""
+_PLACE = re.compile(r"(?!\w+://).+|s3://[\w.-]+(/.*)?")
 
 
 class ConfigError(NoetlError):
     """The environment is wrong: mend the variables that the message names."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results and archives are kept."""
+
+    store_dir: Annotated[
+        str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
+    ] = ""
+    archive_dir: Annotated[
+        str,
+        Meta(
+            description="Archives of what is past retention: a directory, or s3://BUCKET/PREFIX; "
+            "by default `archive` in STORE_DIR, without one `archive` in S3_BUCKET."
+        ),
+    ] = ""
+    archive_copies_mb: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Files of archives in S3 that a reader keeps on its disk (TMPDIR), in MB.",
+        ),
+    ] = 1024
+    s3_endpoint: Annotated[
+        str,
+        Meta(
+            pattern=_ENDPOINT,
+            description="Where the S3 API is, such as http://minio:9000; empty for AWS.",
+        ),
+    ] = ""
+    s3_access_key: Annotated[
+        str, Meta(description="Without it, what the machine has for AWS counts.")
+    ] = ""
+    s3_secret_key: Annotated[str, Meta(description="Belongs to S3_ACCESS_KEY.")] = ""
+    s3_bucket: Annotated[
+        str, Meta(description="Results and archives go there; made if it is not there.")
+    ] = ""
+    s3_region: Annotated[str, Meta(description="By default us-east-1.")] = ""
+    s3_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="A request may take so long, and a second for each MB.")
+    ] = 30.0
+    minio_endpoint: Annotated[
+        str, Meta(pattern=_ENDPOINT, description="Another name for NOETL_S3_ENDPOINT.")
+    ] = ""
+    minio_access_key: Annotated[str, Meta(description="Another name for NOETL_S3_ACCESS_KEY.")] = ""
+    minio_secret_key: Annotated[str, Meta(description="Another name for NOETL_S3_SECRET_KEY.")] = ""
+    minio_bucket: Annotated[str, Meta(description="Another name for NOETL_S3_BUCKET.")] = ""
+    minio_region: Annotated[str, Meta(description="Another name for NOETL_S3_REGION.")] = ""
+
+    def __post_init__(self) -> None:
+        if self.archive_dir and not _PLACE.fullmatch(self.archive_dir):
+            raise ValueError(
+                f"NOETL_ARCHIVE_DIR={self.archive_dir!r}: expected a directory or s3://BUCKET/PREFIX"
+            )
+        access, secret = self.access_keys
+        if bool(access) != bool(secret):
+            raise ValueError("NOETL_S3_ACCESS_KEY and NOETL_S3_SECRET_KEY: set both, or neither")
+
+    @property
+    def access_keys(self) -> tuple[str, str]:
+        """The name of the key, and what only we know of it."""
+        return (
+            self.s3_access_key or self.minio_access_key,
+            self.s3_secret_key or self.minio_secret_key,
+        )
+
+    @property
+    def bucket(self) -> str:
+        return self.s3_bucket or self.minio_bucket
+
+    @property
+    def archives(self) -> str:
+        """Where they are; empty for nowhere."""
+        if self.archive_dir:
+            return self.archive_dir
+        if self.store_dir:
+            return f"{self.store_dir}/archive"
+        return f"s3://{self.bucket}/archive" if self.bucket else ""
+
+
+class Config(StoreConfig, frozen=True, kw_only=True):
     """What every service reads."""
 
     postgres_dsn: Annotated[str, Meta(description="Where the one Postgres is.")]
@@ -37,13 +118,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     health_port: Annotated[
         int, Meta(ge=0, le=65535, description="Port of the health server; 0 for none.")
     ] = 0
-    store_dir: Annotated[
-        str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
-    ] = ""
-    archive_dir: Annotated[
-        str,
-        Meta(description="Archives of what is past retention; by default `archive` in STORE_DIR."),
-    ] = ""
     otlp_endpoint: Annotated[
         str,
         Meta(
@@ -54,7 +128,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound=StoreConfig)
 
 
 def load_config(kind: type[C], environ: Mapping[str, str]) -> C:
