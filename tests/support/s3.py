@@ -116,7 +116,9 @@ async def _first_bytes(server: S3Server) -> None:
         await s3.put(BUCKET, "first", b"")
 
 
-def settings(url: str, *, timeout_seconds: float = 30.0, secret_key: str = SECRET_KEY) -> S3Settings:
+def settings(
+    url: str, *, timeout_seconds: float = 30.0, secret_key: str = SECRET_KEY
+) -> S3Settings:
     return S3Settings(
         endpoint=url, access_key=ACCESS_KEY, secret_key=secret_key, timeout_seconds=timeout_seconds
     )

@@ -254,9 +254,7 @@ async def test_one_that_ran_on_is_archived_when_it_has_ended(
         assert await rows_of(pool, table) == []
 
 
-async def test_one_that_ended_lately_stays(
-    pool: Pool, compactor_pool: Pool, place: Place
-) -> None:
+async def test_one_that_ended_lately_stays(pool: Pool, compactor_pool: Pool, place: Place) -> None:
     await an_old_log(pool)
     await pool.execute("UPDATE noetl.execution SET ended_at = now()")
 

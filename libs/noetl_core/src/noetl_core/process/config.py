@@ -41,12 +41,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     archive_copies_mb: Annotated[
-        int,
+        float,
         Meta(
             gt=0,
             description="Files of archives in S3 that a reader keeps on its disk (TMPDIR), in MB.",
         ),
-    ] = 1024
+    ] = 1024.0
     s3_endpoint: Annotated[
         str,
         Meta(
