@@ -1,7 +1,6 @@
 """`noetl sql`: questions to the archives, wherever they are, and nothing but questions."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ async def archives(
 
 
 def asked(archives: dict[str, str], *arguments: str, **environ: str) -> Answer:
-    return partial(noetl, **archives | environ)("sql", *arguments)
+    return noetl("sql", *arguments, home=None, **archives, **environ)
 
 
 def test_events_and_results_are_tables(archives: dict[str, str]) -> None:
@@ -108,7 +107,7 @@ async def test_what_is_still_being_written_is_not_shown(
         with pytest.raises(Exception, match="recorded"):
             await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
 
-    answer = partial(noetl_process, **place_environment)("sql", "SELECT 1")
+    answer = noetl_process("sql", "SELECT 1", home=None, **place_environment)
 
     assert answer.returncode == 1
     assert "there is no archive in" in answer.stderr
@@ -137,7 +136,7 @@ def test_an_s3_that_cannot_be_asked_is_named_and_no_secret_is(
 ) -> None:
     environ = s3_environment | {"NOETL_ARCHIVE_DIR": "s3://noetl-test/any"} | wrong
 
-    answer = partial(noetl, **environ)("sql", "SELECT 1")
+    answer = noetl("sql", "SELECT 1", home=None, **environ)
 
     assert answer.returncode == 1
     assert said in answer.stderr

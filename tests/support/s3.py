@@ -101,7 +101,7 @@ def s3_server() -> Iterator[S3Server]:
     server = S3Server(directory)
     try:
         server.start()
-        # In a thread: whoever asks for this fixture may be in an event loop.
+        # In a thread: whoever asks for this may be in an event loop.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, _first_bytes(server)).result()
         yield server
@@ -114,6 +114,13 @@ async def _first_bytes(server: S3Server) -> None:
     """It makes its volumes for the first object, which takes some seconds."""
     async with S3(settings(server.url)) as s3:
         await s3.put(BUCKET, "first", b"")
+
+
+@pytest.fixture(scope="session")
+async def s3(s3_server: S3Server) -> AsyncIterator[S3]:
+    """A client that tests share: to make one takes longer than most of them."""
+    async with S3(settings(s3_server.url)) as opened:
+        yield opened
 
 
 def settings(
@@ -153,15 +160,20 @@ async def open_s3_place(
             place.close()
 
 
+@pytest.fixture
+def s3_place(s3: S3, s3_location: str) -> Iterator[S3Place]:
+    opened = S3Place(s3, location_of(s3_location), copies_bytes=COPIES_BYTES)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(params=["directory", "s3"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Both kinds of place: whatever holds of one must hold of the other."""
     if request.param == "directory":
-        yield FilePlace(tmp_path / "archive")
-        return
-    server: S3Server = request.getfixturevalue("s3_server")
-    async with open_s3_place(server.url, request.getfixturevalue("s3_location")) as opened:
-        yield opened
+        return FilePlace(tmp_path / "archive")
+    opened: S3Place = request.getfixturevalue("s3_place")
+    return opened
 
 
 @pytest.fixture
@@ -190,14 +202,18 @@ class Gate:
         return f"http://127.0.0.1:{self.port}"
 
     async def become(self, mood: Mood) -> None:
+        self.spoil(mood)
+        if mood != "shut" and self._server is None:
+            self._server = await asyncio.start_server(self._meet, "127.0.0.1", self.port)
+
+    def spoil(self, mood: Mood) -> None:
+        """At once, from where nothing can be awaited. One that is shut stays so."""
         self._mood = mood
         for writer in list(self._writers):
             writer.transport.abort()
         if mood == "shut" and self._server is not None:
             self._server.close()
             self._server = None
-        elif mood != "shut" and self._server is None:
-            self._server = await asyncio.start_server(self._meet, "127.0.0.1", self.port)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.requests += 1

@@ -17,6 +17,7 @@ NOW_MS = unix_ms()
 OLD_WEEK_MS = week_start_ms(NOW_MS) - 10 * WEEK_MS
 KEPT_FROM_MS = NOW_MS - 30 * 24 * 60 * 60 * 1000
 WEEK = partition_of("event", start_ms=OLD_WEEK_MS).name.removeprefix("event_")
+EXECUTIONS = 5
 EVENTS = ("execution.started", "step.enter", "call.done", "execution.completed")
 
 mint = Snowflake(node=7, now_ms=unix_ms).mint
@@ -80,6 +81,13 @@ async def an_execution(
     ended = at if status in {"COMPLETED", "FAILED", "CANCELLED"} else None
     await pool.execute(_EXECUTION, execution, status, EVENTS[-1], last, parent, at, ended)
     return execution
+
+
+async def an_old_log(pool: Pool) -> dict[str, list[Any]]:
+    await a_week(pool)
+    for number in range(EXECUTIONS):
+        await an_execution(pool, number)
+    return {table: await rows_of(pool, table) for table in ("event", "result_ref")}
 
 
 async def goes_on(pool: Pool, execution: int) -> None:

@@ -1,31 +1,33 @@
 """The compactor takes old executions out of the database, and nothing is lost on the way."""
 
 import asyncio
-import fnmatch
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import get_args
 
 import asyncpg
-import duckdb
 import pytest
 
 from noetl_compactor.archive import Step, archive_past
+from noetl_core.blob.archives import finished, mark_of
+from noetl_core.blob.file_place import FilePlace
 from noetl_core.blob.history import History
 from noetl_core.blob.place import Place
 from noetl_core.domain.ids import EventId, ExecutionId, RefId
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 
+from .archived import DEFAULTS, assert_archived_once, ids, in_files, names_like
 from .old_log import (
     EVENTS,
+    EXECUTIONS,
     WEEK,
     DiedError,
     a_week,
     an_execution,
+    an_old_log,
     dies_at,
     execution_id,
     goes_on,
@@ -35,57 +37,6 @@ from .old_log import (
 )
 
 STEPS: tuple[Step, ...] = get_args(Step)
-EXECUTIONS = 5
-DEFAULTS = {"event_default", "result_ref_default"}
-
-
-@pytest.fixture
-async def compactor_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_compactor", size_max=3) as opened:
-        yield opened
-
-
-async def in_files(place: Place, table: str) -> list[Any]:
-    """What anybody reads who has the files and DuckDB."""
-    with TemporaryDirectory() as directory:
-        files = []
-        for name in await names_like(place, f"*/{table}-*.parquet"):
-            files.append(f"{directory}/{len(files)}.parquet")
-            Path(files[-1]).write_bytes(await place.read(name))
-        if not files:
-            return []
-        key = {"event": "event_id", "result_ref": "ref_id"}[table]
-        query = f"SELECT * FROM read_parquet($1) ORDER BY execution_id, {key}"
-        return duckdb.connect().execute(query, [files]).fetchall()
-
-
-async def names_like(place: Place, pattern: str) -> list[str]:
-    return fnmatch.filter(await place.names(), pattern)
-
-
-def ids(rows: list[Any]) -> list[tuple[int, int]]:
-    return [(row[0], row[1]) for row in rows]
-
-
-async def assert_archived_once(pool: Pool, place: Place, before: dict[str, list[Any]]) -> None:
-    """Every row that was there is in the files, once, and in the database no more."""
-    for table, rows in before.items():
-        assert ids(await in_files(place, table)) == ids(rows), table
-        assert await rows_of(pool, table) == []
-    assert await tables(pool) == DEFAULTS
-    assert await pool.fetchval("SELECT count(*) FROM noetl.manifest WHERE kind = 'archive'") == 1
-    assert await place.names("making/") == []
-    assert len(await names_like(place, "*/manifest.json")) == 1
-    assert {name.split("/")[0] for name in await place.names()} == {
-        await pool.fetchval("SELECT meta ->> 'name' FROM noetl.manifest")
-    }
-
-
-async def an_old_log(pool: Pool) -> dict[str, list[Any]]:
-    await a_week(pool)
-    for number in range(EXECUTIONS):
-        await an_execution(pool, number)
-    return {table: await rows_of(pool, table) for table in ("event", "result_ref")}
 
 
 async def test_an_old_week_is_in_files_and_its_partitions_are_gone(
@@ -164,10 +115,13 @@ async def test_a_turn_that_dies_anywhere_loses_nothing(
     await assert_archived_once(pool, place, before)
 
 
+_LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+
+
 async def until_unlocked(pool: Pool) -> None:
     """Postgres needs a moment to see that whoever held the lock of a turn is no more."""
     async with asyncio.timeout(10):
-        while await pool.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"):
+        while await pool.fetchval(_LOCKS):  # noqa: ASYNC110 - Postgres acts
             await asyncio.sleep(0.01)
 
 
@@ -413,3 +367,70 @@ async def test_two_compactors_at_once_archive_everything_once(
     await asyncio.gather(*(archive_past(compactor_pool, rules(place)) for _ in range(2)))
 
     await assert_archived_once(pool, place, before)
+
+
+class SleepyPlace(FilePlace):
+    """Whoever lists the marks here sleeps on it: long enough to lose the lock to a successor."""
+
+    def __init__(self, root: Path, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(root)
+        self._meanwhile = meanwhile
+
+    async def names(self, prefix: str = "") -> list[str]:
+        await self._meanwhile()
+        return await super().names(prefix)
+
+
+async def test_one_that_has_lost_the_lock_in_its_sleep_removes_nothing_of_its_successor(
+    pool: Pool, compactor_pool: Pool, tmp_path: Path
+) -> None:
+    before = await an_old_log(pool)
+    place = FilePlace(tmp_path)
+
+    async def successor() -> None:
+        await pool.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks"
+            " WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+        )
+        await until_unlocked(pool)
+        with pytest.raises(DiedError):
+            await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
+        await until_unlocked(pool)
+
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await archive_past(compactor_pool, rules(SleepyPlace(tmp_path, successor)))
+    name = await pool.fetchval("SELECT meta ->> 'name' FROM noetl.manifest")
+
+    assert len(await place.names(f"{name}/")) == 3
+    await archive_past(compactor_pool, rules(place))
+    await assert_archived_once(pool, place, before)
+
+
+async def test_a_mark_that_came_too_late_hides_no_archive(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    before = await an_old_log(pool)
+    await archive_past(compactor_pool, rules(place))
+    await place.write(
+        mark_of(await pool.fetchval("SELECT meta ->> 'name' FROM noetl.manifest")), b""
+    )
+    assert await finished(place) == []
+
+    await archive_past(compactor_pool, rules(place))
+
+    await assert_archived_once(pool, place, before)
+    assert len(await finished(place)) == 1
+
+
+async def test_files_of_a_manifest_that_was_lost_are_left_alone(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    """As after the database was restored from an older backup."""
+    await an_old_log(pool)
+    await archive_past(compactor_pool, rules(place))
+    names = await place.names()
+    await pool.execute("TRUNCATE noetl.manifest, noetl.manifest_part")
+
+    await archive_past(compactor_pool, rules(place))
+
+    assert await place.names() == names
