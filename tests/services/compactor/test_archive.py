@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from noetl_compactor.archive import Step, archive_past
-from noetl_core.blob.archives import finished, mark_of
+from noetl_core.blob.archives import MAKING, finished, mark_of
 from noetl_core.blob.file_place import FilePlace
 from noetl_core.blob.history import History
 from noetl_core.blob.place import Place
@@ -377,7 +377,8 @@ class SleepyPlace(FilePlace):
         self._meanwhile = meanwhile
 
     async def names(self, prefix: str = "") -> list[str]:
-        await self._meanwhile()
+        if prefix == MAKING:
+            await self._meanwhile()
         return await super().names(prefix)
 
 
