@@ -165,4 +165,6 @@ def _parse(text: str, kind: Any) -> Any:
 
 
 def _shown(name: str, value: str) -> str:
-    return "(hidden)" if name.endswith(_SECRET_ENDINGS) else repr(value)
+    # An address may have a password in it, before the host.
+    is_secret = name.endswith(_SECRET_ENDINGS) or "@" in value
+    return "(hidden)" if is_secret else repr(value)

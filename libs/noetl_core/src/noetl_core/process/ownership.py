@@ -49,6 +49,7 @@ class ShardConfig(Config, frozen=True, kw_only=True):
     ] = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shard_heartbeat_seconds >= self.shard_lease_seconds:
             raise ValueError("shard_heartbeat_seconds must be below shard_lease_seconds")
 

@@ -33,7 +33,9 @@ async def _archives(config: StoreConfig, s3: S3) -> AsyncIterator[Place | None]:
     if not config.archives.startswith(SCHEME):
         yield FilePlace(config.archives) if config.archives else None
         return
-    place = S3Place(s3, location_of(config.archives), copies_bytes=round(config.archive_copies_mb * _MB))
+    place = S3Place(
+        s3, location_of(config.archives), copies_bytes=round(config.archive_copies_mb * _MB)
+    )
     try:
         yield place
     finally:
