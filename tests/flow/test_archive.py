@@ -10,6 +10,7 @@ import pytest
 
 from chaos.stack import running_stack
 from noetl_compactor.archive import Rules, archive_past
+from noetl_core.blob.place import Place
 from noetl_core.domain.retention import DAY_MS
 from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import unix_ms
@@ -37,10 +38,11 @@ PLAYBOOKS: dict[str, Any] = {
 
 
 @pytest.fixture
-async def own_flow(tmp_path: Path) -> AsyncIterator[Flow]:
+async def own_flow(tmp_path: Path, place_environment: dict[str, str]) -> AsyncIterator[Flow]:
+    environment = {**PATIENT_LEASES, **place_environment}
     with (
         running_mock_api(Clinic(facilities=2, patients=2)) as api,
-        running_stack(tmp_path, **PATIENT_LEASES) as stack,
+        running_stack(tmp_path, **environment) as stack,
     ):
         flow = Flow(stack, api)
         await flow.prepare()
@@ -63,7 +65,7 @@ async def bodies(flow: Flow, execution_id: int) -> dict[str, bytes]:
     return found
 
 
-async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow) -> None:
+async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Place) -> None:
     executions = []
     for playbook in PLAYBOOKS:
         execution_id = await own_flow.start(playbook)
@@ -74,7 +76,7 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow) -> None:
     before = {one: await bodies(own_flow, one) for one in executions}
     events = await own_flow.stack.query("SELECT count(*) FROM noetl.event")
 
-    archived = await archive_all(own_flow)
+    archived = await archive_all(own_flow, place)
 
     assert archived == events[0]["count"]
     assert (await own_flow.stack.query("SELECT count(*) FROM noetl.event"))[0]["count"] == 0
@@ -94,19 +96,20 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow) -> None:
     assert kinds >= {"db", "eventlog", "pages"}
 
 
-async def archive_all(flow: Flow) -> int:
+async def archive_all(flow: Flow, place: Place) -> int:
     """As the compactor will when all of this is past retention."""
-    root = flow.stack.data_dir / "store" / "archive"
-    rules = Rules(root, _mint, unix_ms() + 15 * DAY_MS)
+    rules = Rules(place, _mint, unix_ms() + 15 * DAY_MS)
     async with open_pool(flow.stack.info["dsn"], role="noetl_compactor", size_max=2) as pool:
         return await archive_past(pool, rules)
 
 
-async def test_an_archived_execution_runs_again_but_does_not_go_on(own_flow: Flow) -> None:
+async def test_an_archived_execution_runs_again_but_does_not_go_on(
+    own_flow: Flow, place: Place
+) -> None:
     execution_id = await own_flow.start("arcs")
     await own_flow.stack.until_ended(execution_id)
     await own_flow._read(execution_id)
-    await archive_all(own_flow)
+    await archive_all(own_flow, place)
     post = own_flow.stack.client.post
 
     retried = await post(f"/api/executions/{execution_id}/retry", json={"step": "start"})
@@ -118,7 +121,9 @@ async def test_an_archived_execution_runs_again_but_does_not_go_on(own_flow: Flo
     await own_flow.ended(int(again.json()["execution_id"]))
 
 
-async def test_what_runs_goes_on_while_everything_else_is_archived(own_flow: Flow) -> None:
+async def test_what_runs_goes_on_while_everything_else_is_archived(
+    own_flow: Flow, place: Place
+) -> None:
     waiting = await own_flow.start("waiting")
     await own_flow.until(waiting, "command.parked", step="listen")
     ended = await own_flow.start("arcs")
@@ -127,7 +132,7 @@ async def test_what_runs_goes_on_while_everything_else_is_archived(own_flow: Flo
 
     busy = [await own_flow.start("nested_outer") for _ in range(4)]
     for _ in range(6):
-        await archive_all(own_flow)
+        await archive_all(own_flow, place)
         await asyncio.sleep(0.5)
     await own_flow.signal(waiting, "news", data={"text": "it"})
     await own_flow.until(waiting, "command.parked", step="ask")

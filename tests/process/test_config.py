@@ -5,8 +5,11 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
-from noetl_core.process.config import Config, ConfigError, also, load_config
+from noetl_compactor.config import CompactorConfig
+from noetl_core.blob.s3 import S3Settings
+from noetl_core.process.config import Config, ConfigError, StoreConfig, also, load_config
 from noetl_core.process.ownership import ShardConfig
+from noetl_core.process.stores import s3_settings
 from noetl_worker.config import WorkerConfig
 
 DSN = {"NOETL_POSTGRES_DSN": "postgresql://somewhere"}
@@ -118,3 +121,59 @@ def test_the_variables_by_which_shards_and_workers_were_known_before_are_underst
 
     assert (shards.shard_lease_seconds, shards.shard_heartbeat_seconds) == (3, 1)
     assert (worker.pools, worker.worker_slots, worker.lease_seconds) == (("gpu",), 2, 300)
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, ""),
+        ({"NOETL_STORE_DIR": "/data"}, "/data/archive"),
+        ({"NOETL_S3_BUCKET": "b"}, "s3://b/archive"),
+        ({"NOETL_MINIO_BUCKET": "b"}, "s3://b/archive"),
+        ({"NOETL_STORE_DIR": "/data", "NOETL_S3_BUCKET": "b"}, "/data/archive"),
+        ({"NOETL_STORE_DIR": "/data", "NOETL_ARCHIVE_DIR": "s3://b/c"}, "s3://b/c"),
+        ({"NOETL_ARCHIVE_DIR": "here/and:there"}, "here/and:there"),
+    ],
+)
+def test_archives_have_one_place(environ: dict[str, str], place: str) -> None:
+    assert load_config(StoreConfig, environ).archives == place
+
+
+@pytest.mark.parametrize("place", ["gs://b/c", "https://b", "s3://", "s3:///c", "S3://b"])
+def test_a_place_that_is_none_is_refused_at_the_start(place: str) -> None:
+    with pytest.raises(ConfigError, match=f"NOETL_ARCHIVE_DIR='{place}'.*s3://BUCKET/PREFIX"):
+        load_config(StoreConfig, {"NOETL_ARCHIVE_DIR": place})
+
+
+def test_s3_is_reached_under_either_name() -> None:
+    names = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "REGION")
+    values = dict(zip(names, ("http://m:9000", "a", "s", "eu"), strict=True))
+    wanted = S3Settings(endpoint="http://m:9000", access_key="a", secret_key="s", region="eu")
+    for prefix in ("NOETL_S3_", "NOETL_MINIO_"):
+        environ = {prefix + name: value for name, value in values.items()}
+
+        assert s3_settings(load_config(StoreConfig, environ)) == wanted
+
+    both = {"NOETL_S3_ENDPOINT": "http://one", "NOETL_MINIO_ENDPOINT": "http://two"}
+    assert s3_settings(load_config(StoreConfig, both)).endpoint == "http://one"
+
+
+@pytest.mark.parametrize("name", ["NOETL_S3_ACCESS_KEY", "NOETL_MINIO_SECRET_KEY"])
+def test_half_a_key_is_refused_and_not_shown(name: str) -> None:
+    with pytest.raises(ConfigError, match="set both, or neither") as refused:
+        load_config(SampleConfig, DSN | {name: "not-to-be-told"})
+
+    assert "not-to-be-told" not in str(refused.value)
+
+
+def test_an_endpoint_has_no_password_in_it() -> None:
+    with pytest.raises(ConfigError, match="NOETL_S3_ENDPOINT") as refused:
+        load_config(StoreConfig, {"NOETL_S3_ENDPOINT": "http://me:not-to-be-told@m:9000"})
+
+    assert "not-to-be-told" not in str(refused.value)
+
+
+def test_a_service_with_rules_of_its_own_keeps_those_of_the_store() -> None:
+    for kind in (ShardConfig, CompactorConfig):
+        with pytest.raises(ConfigError, match="NOETL_ARCHIVE_DIR"):
+            load_config(kind, DSN | {"NOETL_ARCHIVE_DIR": "gs://b"})

@@ -12,6 +12,7 @@ from noetl_api_gateway.endpoint import Gateway
 from noetl_api_gateway.ends import EndWatch
 from noetl_api_gateway.rendering import Renderer, open_renderer
 from noetl_core.blob import ResultStore
+from noetl_core.blob.file_place import FilePlace
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import unix_ms
@@ -42,7 +43,7 @@ async def gateway(
             pool=pool,
             bus=bus,
             mint=mint,
-            results=ResultStore(store_dir=str(tmp_path)),
+            results=ResultStore(store_dir=str(tmp_path), archives=FilePlace(tmp_path / "archive")),
             keyring=Keyring([ENCRYPTION_KEY]),
             ends=EndWatch(pool),
             renderer=renderer,

@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from noetl_compactor.archive import Rules
+from noetl_core.blob.place import Place
 from noetl_core.domain.partitions import WEEK_MS, partition_of, week_start_ms
 from noetl_core.domain.snowflake import Snowflake, first_id_at
 from noetl_core.process.clock import unix_ms
@@ -17,6 +17,7 @@ NOW_MS = unix_ms()
 OLD_WEEK_MS = week_start_ms(NOW_MS) - 10 * WEEK_MS
 KEPT_FROM_MS = NOW_MS - 30 * 24 * 60 * 60 * 1000
 WEEK = partition_of("event", start_ms=OLD_WEEK_MS).name.removeprefix("event_")
+EXECUTIONS = 5
 EVENTS = ("execution.started", "step.enter", "call.done", "execution.completed")
 
 mint = Snowflake(node=7, now_ms=unix_ms).mint
@@ -26,8 +27,8 @@ def execution_id(number: int) -> int:
     return first_id_at(OLD_WEEK_MS + 1000 * number)
 
 
-def rules(root: Path, **more: Any) -> Rules:
-    return Rules(root, mint, KEPT_FROM_MS, **more)
+def rules(place: Place, **more: Any) -> Rules:
+    return Rules(place, mint, KEPT_FROM_MS, **more)
 
 
 async def a_week(pool: Pool) -> None:
@@ -80,6 +81,13 @@ async def an_execution(
     ended = at if status in {"COMPLETED", "FAILED", "CANCELLED"} else None
     await pool.execute(_EXECUTION, execution, status, EVENTS[-1], last, parent, at, ended)
     return execution
+
+
+async def an_old_log(pool: Pool) -> dict[str, list[Any]]:
+    await a_week(pool)
+    for number in range(EXECUTIONS):
+        await an_execution(pool, number)
+    return {table: await rows_of(pool, table) for table in ("event", "result_ref")}
 
 
 async def goes_on(pool: Pool, execution: int) -> None:

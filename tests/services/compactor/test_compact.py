@@ -1,9 +1,5 @@
 """The turn of the compactor: which partitions exist afterwards."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
 from noetl_compactor.main import start
@@ -11,15 +7,9 @@ from noetl_core.domain.partitions import WEEK_MS, partitions_ahead
 from noetl_core.domain.snowflake import first_id_at
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.service import Service, serving
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 
 NOW_MS = unix_ms()
-
-
-@pytest.fixture
-async def compactor_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_compactor", size_max=2) as opened:
-        yield opened
 
 
 async def partitions(pool: Pool) -> set[str]:

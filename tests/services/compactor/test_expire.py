@@ -1,7 +1,6 @@
 """Results with a time to live, and keys of old requests, go when their time is over."""
 
 import hashlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from noetl_core.blob import ReferenceNotAvailableError, ResultStore
 from noetl_core.blob.file_tier import FileTier
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.ids import ExecutionId, RefId
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 
 ONE = ExecutionId(5)
 LATER = timedelta(hours=1)
@@ -23,12 +22,6 @@ INSERT INTO noetl.result_ref (
 )
 VALUES ($1, $2, 'load', $3, $4, $5, $6, $7, $8)
 """
-
-
-@pytest.fixture
-async def compactor_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_compactor", size_max=2) as opened:
-        yield opened
 
 
 async def a_result(

@@ -1,18 +1,24 @@
 """Questions in SQL to the archives: the Parquet files that the compactor has written."""
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
 import msgspec
 
+from noetl_cli.asynchronous import run_until_signal
 from noetl_cli.failure import EXIT_USAGE, CommandFailed
 from noetl_cli.stack.data_dir import DataDir, default_data_dir
 from noetl_core.blob import parquet
-from noetl_core.blob.history import archive_dir_in
-from noetl_core.store.archive import Archive
+from noetl_core.blob.archives import finished
+from noetl_core.blob.away import StoreAwayError
+from noetl_core.blob.place import Place
+from noetl_core.process.config import ConfigError, StoreConfig, load_config
+from noetl_core.process.stores import open_archives
+from noetl_core.store.archive import Archive, File
 
 CELL_CHARACTERS_MAX = 80
 
@@ -38,41 +44,82 @@ class Answer(NamedTuple):
         return "\n".join([*lines, f"({count} row{'' if count == 1 else 's'})"])
 
 
-def archive_directory(given: Path | None) -> Path:
-    """What the user names, what the services are told, or the place of `noetl dev`."""
-    if given is not None:
-        return given
-    store = os.environ.get("NOETL_STORE_DIR") or str(DataDir(default_data_dir()).store)
-    return Path(archive_dir_in(store))
+def ask(query: str, archive_dir: str, weeks: Sequence[str] = ()) -> Answer:
+    """`archive_dir`: what the user names, else what the services are told, else of `noetl dev`."""
+    try:
+        return run_until_signal(_ask(query, store_config(archive_dir), weeks))
+    except StoreAwayError as error:
+        raise CommandFailed(str(error)) from error
+    except FileNotFoundError as error:
+        raise CommandFailed(f"{error} is named in a manifest and is not there.") from error
 
 
-def ask(query: str, directory: Path) -> Answer:
-    archives = _archives_in(directory)
-    if not archives:
+def store_config(archive_dir: str) -> StoreConfig:
+    environ = dict(os.environ)
+    if archive_dir:
+        environ["NOETL_ARCHIVE_DIR"] = archive_dir
+    try:
+        config = load_config(StoreConfig, environ)
+    except ConfigError as error:
+        raise CommandFailed(str(error), exit_code=EXIT_USAGE) from error
+    if config.archives:
+        return config
+    return msgspec.structs.replace(config, store_dir=str(DataDir(default_data_dir()).store))
+
+
+async def _ask(query: str, config: StoreConfig, weeks: Sequence[str]) -> Answer:
+    async with open_archives(config) as place:
+        assert place is not None, config.archives
+        archives = await finished(place)
+        if not archives:
+            raise CommandFailed(
+                f"there is no archive in {place.location}: nothing is past retention yet, the "
+                "compactor is not enabled (NOETL_COMPACTOR_ENABLED), or they are elsewhere "
+                "(--archive-dir)."
+            )
+        if weeks:
+            archives = [one for one in archives if one.week in weeks]
+        files = _files_for(query, archives)
+        _check_room(files, place)
+        async with place.at_hand(files) as paths:
+            connection = _opened(files, paths)
+            try:
+                return await asyncio.to_thread(_answer, connection, query)
+            except asyncio.CancelledError:
+                connection.interrupt()
+                raise
+
+
+def _files_for(query: str, archives: Sequence[Archive]) -> list[File]:
+    """Those of the tables that the question names: results are much larger than the log."""
+    with parquet.connect() as connection:
+        for source in parquet.COLUMNS:
+            connection.execute(parquet.view_over(source, []))
+        try:
+            named = connection.get_table_names(query)
+        except duckdb.Error:
+            named = set()  # whoever answers says what is wrong with it
+    return [file for one in archives for file in one.files if file.source in named]
+
+
+def _check_room(files: Sequence[File], place: Place) -> None:
+    needed = sum(file.bytes for file in files)
+    if place.room_bytes is not None and needed > place.room_bytes:
         raise CommandFailed(
-            f"there is no archive in {directory}: nothing is past retention yet, the compactor is "
-            "not enabled (NOETL_COMPACTOR_ENABLED), or they are elsewhere (--archive-dir)."
+            f"this reads {needed / 1024**2:.0f} MB of {place.location}, and "
+            f"NOETL_ARCHIVE_COPIES_MB allows {place.room_bytes / 1024**2:.0f} on this disk: "
+            "ask for fewer weeks (--week), or allow more.",
+            exit_code=EXIT_USAGE,
         )
-    with _opened(directory, archives) as connection:
-        return _answer(connection, query)
 
 
-def _archives_in(directory: Path) -> list[Archive]:
-    # A directory that is still being made has another name.
-    found = sorted(directory.glob("*/manifest.json"))
-    finished = [file for file in found if not file.parent.name.endswith(".making")]
-    return [msgspec.json.decode(file.read_bytes(), type=Archive) for file in finished]
-
-
-def _opened(directory: Path, archives: list[Archive]) -> duckdb.DuckDBPyConnection:
+def _opened(files: Sequence[File], paths: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection = parquet.connect()
-    connection.execute("SET allowed_directories = $1", [[str(directory)]])
+    connection.execute("SET allowed_paths = $1", [[str(path) for path in paths]])
     for source in parquet.COLUMNS:
-        files = [
-            directory / file.path for one in archives for file in one.files if file.source == source
-        ]
-        connection.execute(parquet.view_over(source, files))
-    # From here on it reads the archives and nothing else of this machine or of the network.
+        own = [path for file, path in zip(files, paths, strict=True) if file.source == source]
+        connection.execute(parquet.view_over(source, own))
+    # From here on it reads these files and nothing else of this machine or of the network.
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection

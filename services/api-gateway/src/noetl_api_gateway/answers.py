@@ -8,6 +8,7 @@ PlaybookInvalidError    422              with every problem, its line and column
 TemplateError           422              with the field of the template
 another RejectedError   422
 NotShownError           504              the status does not show yet what the client knows of
+StoreAwayError          503              with Retry-After: S3, or the volume of results or archives
 another RetryableError, and whatever a Postgres that is away raises      503, with Retry-After
 HTTPException           as it says       an unknown path, a wrong method
 anything else           500              a bug: logged with its traceback, told to nobody
@@ -24,6 +25,7 @@ from starlette.responses import Response
 
 from noetl_api_gateway.requests import RequestError
 from noetl_api_gateway.shown import NotShownError
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.domain.errors import (
     ConflictError,
     NotFoundError,
@@ -75,8 +77,10 @@ def problem_of(error: Exception) -> Response:  # noqa: PLR0911 - one case an err
         case NotShownError():
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return _problem(504, str(error), kind="not-shown-yet", headers=headers)
+        case StoreAwayError():
+            return _unavailable(error, f"what is stored cannot be read at the moment: {error}")
         case _ if is_transient(error):
-            return _unavailable(error)
+            return _unavailable(error, "the database cannot be reached at the moment; try again")
         case _:
             log.error("request.failed", exc_info=error)
             return _problem(500, "an unexpected error; the log of the gateway has its traceback")
@@ -87,12 +91,12 @@ async def http_problem(_request: Request, error: Exception) -> Response:
     return problem_of(error)
 
 
-def _unavailable(error: Exception) -> Response:
+def _unavailable(error: Exception, detail: str) -> Response:
     if _unavailability.failed():
         count = _unavailability.failures
         log.warning("request.unavailable", requests=count, error=f"{type(error).__name__}: {error}")
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    return _problem(503, "the database cannot be reached at the moment; try again", headers=headers)
+    return _problem(503, detail, headers=headers)
 
 
 def _problem(

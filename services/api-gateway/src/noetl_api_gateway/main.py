@@ -17,11 +17,11 @@ from noetl_api_gateway.config import GatewayConfig
 from noetl_api_gateway.endpoint import Gateway, QueryLimits
 from noetl_api_gateway.ends import EndWatch
 from noetl_api_gateway.rendering import open_renderer
-from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.stores import open_results
 from noetl_core.store.postgres import open_pool
 from noetl_core.wire.subjects import EXECUTIONS_ENDED
 
@@ -44,7 +44,7 @@ async def start(service: Service[GatewayConfig]) -> None:
         pool=pool,
         bus=bus,
         mint=member.mint,
-        results=ResultStore(store_dir=config.store_dir, archive_dir=config.archive_dir),
+        results=await service.open(open_results(config)),
         keyring=load_keyring(config.encryption_key) if config.encryption_key else None,
         ends=EndWatch(pool),
         renderer=await service.open(open_renderer()),

@@ -96,7 +96,7 @@ def _recorded_as(step: StepState) -> int:
 async def _whole(gateway: Gateway, execution_id: ExecutionId, reference: Reference) -> Response:
     if reference.type == "eventlog":
         values = _values_of_loop(gateway, execution_id, LoopId(reference.ref_id))
-        return StreamingResponse(_as_list(values), media_type=JSON)
+        return await _sent_while_read(values)
     if reference.type == "pages":
         return await _whole_pages(gateway, execution_id, reference)
     rows = await gateway.results.history.find(gateway.pool, execution_id, [reference.ref_id])
@@ -119,8 +119,22 @@ async def _whole_pages(
     if rule.collect == "replace":
         value = await gateway.results.pages(gateway.pool, execution_id, sequence)
         return Response(_as_json(value), media_type=JSON)
-    values = _values_of_pages(gateway, execution_id, sequence, rule)
-    return StreamingResponse(_as_list(values), media_type=JSON)
+    return await _sent_while_read(_values_of_pages(gateway, execution_id, sequence, rule))
+
+
+async def _sent_while_read(values: AsyncIterator[bytes]) -> Response:
+    """The first piece is read before anything is said: what cannot be read then is an error with a
+    status, and no answer that breaks off.
+    """
+    chunks = _as_list(values)
+    first = await anext(chunks)
+
+    async def all_chunks() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return StreamingResponse(all_chunks(), media_type=JSON)
 
 
 class _Resolver:

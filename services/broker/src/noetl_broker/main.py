@@ -23,6 +23,7 @@ from noetl_core.domain.ids import EpochId, ShardId
 from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.ownership import ShardOwner
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.stores import open_results
 from noetl_core.process.telemetry import spans
 from noetl_core.store import event, resize, setting
 from noetl_core.store.event import EventRow
@@ -84,7 +85,8 @@ async def start(service: Service[BrokerConfig]) -> None:
         on_release=partial(bus.wake, shards_wake("broker")),
     )
     workers = WorkerWatch(pool)
-    broker = _broker(config, pool, states, owner, member, workers)
+    results = await service.open(open_results(config))
+    broker = _broker(config, pool, results, states, owner, member, workers)
     intake = Intake(
         pool,
         consumer.queue,
@@ -110,6 +112,7 @@ async def start(service: Service[BrokerConfig]) -> None:
 def _broker(
     config: BrokerConfig,
     pool: Pool,
+    results: ResultStore,
     states: States,
     owner: ShardOwner,
     member: Member,
@@ -117,7 +120,7 @@ def _broker(
 ) -> Broker:
     return Broker(
         pool,
-        ResultStore(store_dir=config.store_dir, archive_dir=config.archive_dir),
+        results,
         states,
         held=owner.held,
         mint=member.mint,

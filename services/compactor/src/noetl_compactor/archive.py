@@ -1,27 +1,34 @@
 """Executions that are past retention leave the database, and nothing is lost on the way.
 
     1  survey     which executions of a week ended long ago; who stays ("kept")
-    2  write      their rows, in the order of their keys, as Parquet files in NAME.making
-    3  read back  each file, and compare every byte of its rows with what Postgres gave
-    4  record     the manifest with counts and digests, in one commit: now it is an archive
-    5  publish    rename the directory to NAME
-    6  check      that every file is there with its digest, now, before anything goes
-    7  drop       noetl.drop_archived(): in one commit the partition goes, the rows of those who
+    2  begin      the mark making/NAME in the place of archives: what is under NAME/ is unfinished
+    3  write      their rows, in the order of their keys, as Parquet files on our own disk
+    4  compare    each file: every byte of its rows with what Postgres gave
+    5  put        it into the place, and read it back from there: the digest must be the same
+    6  record     the manifest with counts and digests, in one commit: now it is an archive
+    7  publish    remove the mark
+    8  check      that every file is there with its digest, now, before anything goes
+    9  drop       noetl.drop_archived(): in one commit the partition goes, the rows of those who
                   stay move to the DEFAULT partition, and the manifest says so
 
-What if we die between two of these lines? After 1, 2 and 3 there is a NAME.making that no manifest
-names: the next turn removes it and begins anew. After 4, 5 and 6 the rows are in both places, and
-readers ask Postgres first: the next turn goes on at 5. After 7 there is nothing left to do. A
-directory that has its final name is removed only together with a manifest that was not dropped.
+The place is a directory or a bucket (noetl_core.blob.place); no line knows which.
 
-What if the log goes on meanwhile? A retry could wake an archived execution between 2 and 7. The
-tails of the partition are read before the first row is copied; line 7 finds, under a lock, whatever
+What if we die between two of these lines? Up to 5 there are files under a mark that no manifest
+names: the next turn removes them and begins anew. After 6, 7 and 8 the rows are in both places, and
+readers ask Postgres first: the next turn goes on at 7. After 9 there is nothing left to do. Files
+without a mark are never removed: whoever lost a manifest still has them.
+
+What if the place does not answer? The turn ends there, with a warning, and a later one goes on as
+if it had died. That nothing was said of a file is no reason to write it again, still less to drop.
+
+What if the log goes on meanwhile? A retry could wake an archived execution between 3 and 9. The
+tails of the partition are read before the first row is copied; line 9 finds, under a lock, whatever
 was appended after them, changes nothing and says `changed`. The archive is forgotten, its files
-are removed, and a later turn archives what is true then.
+are removed under a mark, and a later turn archives what is true then.
 
 What if another compactor believes to lead? All statements of a turn go through the one connection
 that holds an advisory lock. A compactor that has lost it has lost the connection, so it can neither
-record nor drop; files that it may still write are in a NAME.making that nobody names.
+record nor drop. Names are never used twice: a file that it may still put is one that nobody names.
 
 A week without a partition of its own, and one in which so many executions still run that moving
 them would hold the log up, is archived in slices whose rows are deleted instead.
@@ -29,8 +36,6 @@ them would hold the log up, is archived in slices whose rows are deleted instead
 
 import asyncio
 import hashlib
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,11 +44,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import duckdb
-import msgspec
 import structlog
 
 from noetl_compactor import metrics
 from noetl_core.blob import parquet
+from noetl_core.blob.archives import MAKING, mark_of, write_manifest
+from noetl_core.blob.away import StoreAwayError
+from noetl_core.blob.place import Place
 from noetl_core.domain.retention import Week, is_past, week_named, week_of
 from noetl_core.store import archive
 from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Survey
@@ -55,10 +62,19 @@ MOVED_ROWS_MAX = 100_000
 """More rows than these do not move under the lock of a drop: then the others are deleted."""
 SLICE_ROWS = 50_000
 """Rows that are deleted in one transaction, where no partition can be dropped."""
-MAKING = ".making"
+CHECKED_AT_ONCE = 4
 
 Step = Literal[
-    "surveyed", "file written", "file compared", "recorded", "published", "checked", "dropped"
+    "surveyed",
+    "begun",
+    "file written",
+    "file compared",
+    "file put",
+    "file read back",
+    "recorded",
+    "published",
+    "checked",
+    "dropped",
 ]
 
 log = structlog.get_logger()
@@ -71,7 +87,7 @@ def _nothing(_step: Step) -> None:
 class Rules(NamedTuple):
     """How to archive. `after` is called after every line of the protocol."""
 
-    root: Path
+    place: Place
     mint: Callable[[], int]
     kept_from_ms: int
     file_rows: int = FILE_ROWS_MAX
@@ -93,17 +109,30 @@ class Cut(NamedTuple):
 
 async def archive_past(pool: Pool, rules: Rules) -> int:
     """One turn: finish what was begun, then archive all that is past. Says how many events went."""
+    events = 0
     async with pool.acquire() as conn, _alone(conn) as is_alone:
         if not is_alone:
             return 0
-        await _remove_unrecorded(conn, rules.root)
-        events = await _finish_recorded(conn, rules)
-        for name in await archive.partition_weeks(conn):
-            week = week_named(name)
-            is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms)
-            if is_ripe and not await _is_pending(conn, week):
-                events += await _archive_partition(conn, week, rules)
-        return events + await _archive_rest(conn, rules)
+        try:
+            async for gone in _turn(conn, rules):
+                events += gone
+        except StoreAwayError as error:
+            # Whatever is not in the place for sure is in the database: a later turn goes on.
+            metrics.PLACE_AWAY.add(1)
+            log.warning("archive.place_away", place=rules.place.location, error=str(error))
+    return events
+
+
+async def _turn(conn: Connection, rules: Rules) -> AsyncIterator[int]:
+    """How many events went, archive by archive."""
+    await _remove_unrecorded(conn, rules.place)
+    yield await _finish_recorded(conn, rules)
+    for name in await archive.partition_weeks(conn):
+        week = week_named(name)
+        is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms)
+        if is_ripe and not await _is_pending(conn, week):
+            yield await _archive_partition(conn, week, rules)
+    yield await _archive_rest(conn, rules)
 
 
 @asynccontextmanager
@@ -187,11 +216,12 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
         return 0
     if made.event_count != cut.survey.events:
         # An execution went on, or ended, while we copied: nobody was told of this archive yet.
-        shutil.rmtree(_making(rules.root, made.name))
+        await _remove(rules.place, made.name)
         log.info("archive.overtaken", week=cut.week.name)
         return 0
     async with conn.transaction():
-        await archive.record(conn, made, sha256=_digest_of(made.files))
+        digest = _digest_of(made.files)
+        await archive.record(conn, made, sha256=digest, tier=rules.place.tier)
     rules.after("recorded")
     metrics.EVENTS_ARCHIVED.add(made.event_count)
     seconds = time.perf_counter() - begun
@@ -211,12 +241,14 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
 async def _write(conn: Connection, cut: Cut, rules: Rules) -> Archive:
     archive_id = rules.mint()
     name = archive.named(cut.week, archive_id)
-    directory = _making(rules.root, name)
-    directory.mkdir(parents=True)
-    files = [
-        *await _write_source(conn, cut, rules, "event", name),
-        *await _write_source(conn, cut, rules, "result_ref", name),
-    ]
+    await rules.place.write(mark_of(name), b"")
+    rules.after("begun")
+    with rules.place.scratch() as scratch, parquet.connect() as connection:
+        shelf = Shelf(connection, scratch, name, rules)
+        files = [
+            *await _write_source(conn, cut, shelf, "event"),
+            *await _write_source(conn, cut, shelf, "result_ref"),
+        ]
     made = Archive(
         archive_id=archive_id,
         name=name,
@@ -231,57 +263,67 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> Archive:
         tails=cut.tails,
         files=files,
     )
-    # For whoever has the directory and no database.
-    manifest = directory / "manifest.json"
-    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(made)))
-    parquet.sync(manifest)
-    parquet.sync(directory)
+    await write_manifest(rules.place, made)
     return made
 
 
-async def _write_source(
-    conn: Connection, cut: Cut, rules: Rules, source: Source, name: str
-) -> list[File]:
+class Shelf(NamedTuple):
+    """Where the files of one archive are made, and where they go."""
+
+    connection: duckdb.DuckDBPyConnection
+    scratch: Path
+    name: str
+    rules: Rules
+
+
+async def _write_source(conn: Connection, cut: Cut, shelf: Shelf, source: Source) -> list[File]:
     """All rows of a table that belong to the cut, in as many files as they need."""
     files: list[File] = []
     after = FROM_THE_FIRST
-    directory = _making(rules.root, name)
-    # Beside the files: where they have room, the rows have room too.
-    with tempfile.TemporaryDirectory(dir=directory) as scratch, parquet.connect() as connection:
-        while True:
-            csv = Path(scratch, "rows.csv")
-            rows = await archive.copy_rows(
-                conn,
-                source,
-                csv,
-                lower=cut.lower,
-                upper=cut.upper,
-                kept=cut.survey.kept,
-                after=after,
-                rows_max=rules.file_rows,
-                bytes_max=FILE_BYTES_MAX,
-            )
-            if not rows:
-                return files
-            target = directory / f"{source}-{len(files):04}.parquet"
-            written = await _write_file(connection, source, csv, target, rows, rules)
-            after = written.last
-            files.append(_file(source, f"{name}/{target.name}", written))
+    while True:
+        csv = shelf.scratch / "rows.csv"
+        rows = await archive.copy_rows(
+            conn,
+            source,
+            csv,
+            lower=cut.lower,
+            upper=cut.upper,
+            kept=cut.survey.kept,
+            after=after,
+            rows_max=shelf.rules.file_rows,
+            bytes_max=FILE_BYTES_MAX,
+        )
+        if not rows:
+            return files
+        target = shelf.scratch / f"{source}-{len(files):04}.parquet"
+        written = await _make_file(shelf, source, csv, target, rows)
+        after = written.last
+        files.append(_file(source, f"{shelf.name}/{target.name}", written))
+        await _put_file(shelf, files[-1], target)
 
 
-async def _write_file(
-    connection: duckdb.DuckDBPyConnection,
-    source: Source,
-    csv: Path,
-    target: Path,
-    rows: int,
-    rules: Rules,
+async def _make_file(
+    shelf: Shelf, source: Source, csv: Path, target: Path, rows: int
 ) -> parquet.Written:
-    await asyncio.to_thread(parquet.write, connection, source, csv, target)
-    rules.after("file written")
-    written = await asyncio.to_thread(parquet.read_back, connection, source, csv, target, rows=rows)
-    rules.after("file compared")
+    await asyncio.to_thread(parquet.write, shelf.connection, source, csv, target)
+    shelf.rules.after("file written")
+    written = await asyncio.to_thread(
+        parquet.read_back, shelf.connection, source, csv, target, rows=rows
+    )
+    shelf.rules.after("file compared")
     return written
+
+
+async def _put_file(shelf: Shelf, file: File, target: Path) -> None:
+    """Into the place; what counts is what the place then gives back."""
+    place = shelf.rules.place
+    await place.put(file.path, target)
+    shelf.rules.after("file put")
+    if await _is_damaged(place, file):
+        raise parquet.ArchiveDamagedError(
+            f"{place.location} does not give back {file.path} as it was put there"
+        )
+    shelf.rules.after("file read back")
 
 
 def _file(source: Source, path: str, written: parquet.Written) -> File:
@@ -307,66 +349,72 @@ async def _finish_recorded(conn: Connection, rules: Rules) -> int:
 
 
 async def _drop(conn: Connection, archive_id: int, name: str, rules: Rules) -> bool:
-    """Lines 5 to 7. False: the rows are still in the database."""
-    _publish(rules.root, name)
+    """Lines 7 to 9. False: the rows are still in the database."""
+    await rules.place.delete(mark_of(name))
     rules.after("published")
-    files = await archive.files(conn, archive_id)
-    damaged = await asyncio.to_thread(_damaged, rules.root, files)
+    damaged = await _damaged(rules.place, await archive.files(conn, archive_id))
     if damaged is not None:
         # The rows are still there, so nothing is lost: archive them again.
         log.error("archive.damaged", archive=name, file=damaged)
-        await _discard(conn, archive_id, name, rules.root)
+        await _discard(conn, archive_id, name, rules.place)
         return False
     rules.after("checked")
     outcome = await archive.drop(conn, archive_id)
     log.info("archive.drop", archive=name, outcome=outcome)
     metrics.DROPS.add(1, {"outcome": outcome})
     if outcome == "changed":
-        await _discard(conn, archive_id, name, rules.root)
+        await _discard(conn, archive_id, name, rules.place)
     if outcome == "dropped":
         rules.after("dropped")
     return outcome in {"dropped", "gone"}
 
 
-def _publish(root: Path, name: str) -> None:
-    making = _making(root, name)
-    if making.is_dir():
-        making.rename(root / name)
-        parquet.sync(root)
-
-
-async def _discard(conn: Connection, archive_id: int, name: str, root: Path) -> None:
-    # Back to its first name, so that it is never there under the final one without a manifest.
-    if (root / name).is_dir():
-        (root / name).rename(_making(root, name))
-    if await archive.discard(conn, archive_id):
-        shutil.rmtree(_making(root, name), ignore_errors=True)
-
-
-def _damaged(root: Path, files: list[File]) -> str | None:
+async def _damaged(place: Place, files: list[File]) -> str | None:
     """The first file that is not there as it was written."""
-    for file in files:
-        path = root / file.path
-        if not path.is_file() or parquet.digest(path) != file.sha256:
-            return file.path
-    return None
+    limit = asyncio.Semaphore(CHECKED_AT_ONCE)
+
+    async def check(file: File) -> bool:
+        async with limit:
+            return await _is_damaged(place, file)
+
+    results = await asyncio.gather(*(check(file) for file in files))
+    return next((file.path for file, wrong in zip(files, results, strict=True) if wrong), None)
 
 
-async def _remove_unrecorded(conn: Connection, root: Path) -> None:
-    """Directories of turns that died. Ours is the only turn, so nobody is writing to them."""
-    names = {one.name for one in await archive.recorded(conn)}
-    for directory in _directories_being_made(root):
-        if directory.name.removesuffix(MAKING) not in names:
-            log.info("archive.removed_unrecorded", archive=directory.name)
-            shutil.rmtree(directory, ignore_errors=True)
+async def _is_damaged(place: Place, file: File) -> bool:
+    try:
+        return await place.digest(file.path) != file.sha256
+    except FileNotFoundError:
+        return True
 
 
-def _directories_being_made(root: Path) -> list[Path]:
-    return sorted(root.glob(f"*{MAKING}"))
+async def _discard(conn: Connection, archive_id: int, name: str, place: Place) -> None:
+    # The mark first, so that its files are never there without a mark or a manifest.
+    await place.write(mark_of(name), b"")
+    if await archive.discard(conn, archive_id):
+        await _remove(place, name)
 
 
-def _making(root: Path, name: str) -> Path:
-    return root / f"{name}{MAKING}"
+async def _remove_unrecorded(conn: Connection, place: Place) -> None:
+    """What turns have left that died. Ours is the only turn, so nobody is writing it."""
+    # The marks first, then the manifests. The other way round, one that is made by our successor
+    # while we sleep in between (and lose the lock) would look as if nobody had recorded it.
+    names = [mark.removeprefix(MAKING) for mark in await place.names(MAKING)]
+    recorded = {one.name: one for one in await archive.recorded(conn)} if names else {}
+    for name in names:
+        if name not in recorded:
+            log.info("archive.removed_unrecorded", archive=name)
+            await _remove(place, name)
+        elif recorded[name].is_dropped:
+            # Somebody wanted to discard it and was overtaken: it is all there is.
+            await place.delete(mark_of(name))
+
+
+async def _remove(place: Place, name: str) -> None:
+    """The mark last: as long as there is a file, it says that the rest is not finished."""
+    for file in await place.names(f"{name}/"):
+        await place.delete(file)
+    await place.delete(mark_of(name))
 
 
 def _digest_of(files: list[File]) -> bytes:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from noetl_core.blob.history import archive_dir_in
 from noetl_core.process.config import Config
 
 
@@ -25,12 +24,9 @@ class CompactorConfig(Config, frozen=True, kw_only=True):
     ] = 30.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.compactor_enabled and not self.archives:
             raise ValueError(
                 "NOETL_COMPACTOR_ENABLED needs a place for archives: "
                 "set NOETL_ARCHIVE_DIR or NOETL_STORE_DIR"
             )
-
-    @property
-    def archives(self) -> str:
-        return self.archive_dir or archive_dir_in(self.store_dir)

@@ -4,7 +4,6 @@ log, through a function that demands their archive.
 """
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 from noetl_compactor.archive import Rules, archive_past
 from noetl_compactor.compact import Told, compact
@@ -17,6 +16,7 @@ from noetl_core.process.clock import unix_ms
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.stores import open_archives
 from noetl_core.store.postgres import open_pool
 
 
@@ -25,6 +25,7 @@ async def start(service: Service[CompactorConfig]) -> None:
     pool = await service.open(open_pool(config.postgres_dsn, role="noetl_compactor", size_max=3))
     member = await service.open(join_runtime(service, pool, kind="compactor"))
     leader = await service.open(leadership(service, pool, member, "compactor"))
+    archives = await service.open(open_archives(config))
     tiers: dict[str, Tier] = {"pvc": FileTier(config.store_dir)} if config.store_dir else {}
     told = Told()
 
@@ -39,8 +40,8 @@ async def start(service: Service[CompactorConfig]) -> None:
     async def archive() -> None:
         if leader.is_leader:
             from_ms = kept_from_ms(now_ms=unix_ms(), retention_days=config.retention_days)
-            rules = Rules(Path(config.archives), member.mint, from_ms)
-            await archive_past(pool, rules)
+            assert archives is not None  # the configuration demands a place
+            await archive_past(pool, Rules(archives, member.mint, from_ms))
             await forget_keys(pool, before=datetime.fromtimestamp(from_ms / 1000, UTC))
 
     service.every(config.compactor_interval_seconds, make_partitions, name="compact")

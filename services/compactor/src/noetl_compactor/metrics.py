@@ -18,6 +18,10 @@ ARCHIVES_FAILED = _meter.create_counter(
     "noetl_compactor_archives_failed",
     description="Archives that could not be written or did not give back what was written.",
 )
+PLACE_AWAY = _meter.create_counter(
+    "noetl_compactor_place_away",
+    description="Turns that ended early because the place of archives did not answer.",
+)
 EVENTS_PER_SECOND = _meter.create_gauge(
     "noetl_compactor_events_per_second",
     unit="1/s",

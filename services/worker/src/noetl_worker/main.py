@@ -15,6 +15,7 @@ from noetl_core.domain.workers import TOOL_SLOTS_LABEL, offers_of
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
+from noetl_core.process.stores import open_results
 from noetl_core.process.telemetry import spans
 from noetl_core.store import command
 from noetl_core.store.postgres import Pool, open_pool
@@ -79,12 +80,14 @@ async def start(service: Service[WorkerConfig]) -> None:
     )
     worker_id = worker_id_of(member.name)
     await command.give_up_all(pool, worker_id)
+    cache_bytes = config.result_cache_mb * 1024 * 1024
+    results = await service.open(open_results(config, cache_bytes=cache_bytes))
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
     work = Work(
         held,
         outbox,
-        _performer(config, pool, worker_id, tools, plans, outbox.send_chunk, tool_slots),
+        _performer(config, pool, results, worker_id, tools, plans, outbox.send_chunk, tool_slots),
         slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
         tool_slots=tool_slots,
@@ -168,6 +171,7 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
 def _performer(
     config: WorkerConfig,
     pool: Pool,
+    results: ResultStore,
     worker_id: WorkerId,
     tools: Registry,
     plans: Plans,
@@ -180,11 +184,7 @@ def _performer(
         pool,
         worker_id=worker_id,
         plans=plans,
-        results=ResultStore(
-            store_dir=config.store_dir,
-            archive_dir=config.archive_dir,
-            cache_bytes=config.result_cache_mb * 1024 * 1024,
-        ),
+        results=results,
         tools=tools,
         credentials=Credentials(pool, keyring),
         sink=Sinks(tools),

@@ -3,6 +3,8 @@
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -10,14 +12,17 @@ import asyncpg
 import msgspec
 import structlog
 
+from noetl_cli.archives import store_config
 from noetl_cli.bench.usage import Usage
 from noetl_cli.schema import temporary_database
 from noetl_cli.stack.migrations import apply_migrations
 from noetl_compactor.archive import Rules, archive_past
+from noetl_core.blob.place import Place
 from noetl_core.domain.partitions import WEEK_MS, partition_of, week_start_ms
 from noetl_core.domain.retention import DAY_MS
 from noetl_core.domain.snowflake import Snowflake, first_id_at
 from noetl_core.process.clock import unix_ms
+from noetl_core.process.stores import open_archives
 from noetl_core.store import partition
 from noetl_core.store.postgres import open_pool
 
@@ -68,38 +73,59 @@ FROM noetl.event GROUP BY execution_id
 
 
 class CompactionFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One compactor, one connection: `events_per_second` from the first row to the drop."""
+    """One compactor, one connection: `events_per_second` from the first row to the drop.
+
+    `per_shard` is what of it goes to each shard: they share the one compactor.
+    """
 
     bench: str
     n: int
+    place: str
     events: int
     results: int
     shards: int
     seconds: float
     events_per_second: float
+    per_shard: float
     megabytes: float
     services: dict[str, Usage] = {}
 
 
-async def measure_compaction(*, n: int | None) -> CompactionFigures:
-    count = n or EVENTS_DEFAULT
+async def measure_compaction(
+    *, n: int | None, archive_dir: str = "", shards: int = SHARDS
+) -> CompactionFigures:
+    """`archive_dir` is where the archive goes, and is taken away from: here, or in S3."""
     # The answer goes to stdout: what the compactor logs on the way does not.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    async with _place(archive_dir) as place, temporary_database() as dsn:
+        await apply_migrations(dsn)
+        count = n or EVENTS_DEFAULT
+        await _fill(dsn, max(count // EVENTS_PER_EXECUTION, 1), shards)
+        return await _measure(dsn, count, place, shards)
+
+
+@asynccontextmanager
+async def _place(archive_dir: str) -> AsyncIterator[Place]:
+    """One of this run alone, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="noetl-archive-") as directory:
-        async with temporary_database() as dsn:
-            await apply_migrations(dsn)
-            await _fill(dsn, max(count // EVENTS_PER_EXECUTION, 1))
-            return await _measure(dsn, count, Path(directory))
+        own = f"{archive_dir}/{Path(directory).name}" if archive_dir else directory
+        async with open_archives(store_config(own)) as place:
+            assert place is not None, own
+            try:
+                yield place
+            finally:
+                for name in await place.names():
+                    await place.delete(name)
 
 
-async def _fill(dsn: str, executions: int) -> None:
+async def _fill(dsn: str, executions: int, shards: int) -> None:
     week_ms = _old_week_ms()
     connection = await asyncpg.connect(dsn)
     try:
         for table in ("event", "result_ref"):
             await partition.ensure(connection, partition_of(table, start_ms=week_ms))
         await connection.execute(
-            _EVENTS, first_id_at(week_ms), executions, SHARDS, EVENTS_PER_EXECUTION
+            _EVENTS, first_id_at(week_ms), executions, shards, EVENTS_PER_EXECUTION
         )
         await connection.execute(_RESULTS)
         await connection.execute(_EXECUTIONS, datetime.fromtimestamp(week_ms / 1000).astimezone())
@@ -108,31 +134,30 @@ async def _fill(dsn: str, executions: int) -> None:
         await connection.close()
 
 
-async def _measure(dsn: str, n: int, directory: Path) -> CompactionFigures:
+async def _measure(dsn: str, n: int, place: Place, shards: int) -> CompactionFigures:
     mint = Snowflake(node=1, now_ms=unix_ms).mint
-    rules = Rules(directory, mint, unix_ms() - 30 * DAY_MS)
+    rules = Rules(place, mint, unix_ms() - 30 * DAY_MS)
     async with open_pool(dsn, role="noetl_compactor", size_max=2) as pool:
         results = int(await pool.fetchval("SELECT count(*) FROM noetl.result_ref"))
         begun = time.perf_counter()
         events = await archive_past(pool, rules)
         seconds = time.perf_counter() - begun
         left = int(await pool.fetchval("SELECT count(*) FROM noetl.event"))
+        size = int(await pool.fetchval("SELECT sum(bytes) FROM noetl.manifest_part"))
     assert left == 0, left
     return CompactionFigures(
         bench="compact",
         n=n,
+        place=place.tier,
         events=events,
         results=results,
-        shards=SHARDS,
+        shards=shards,
         seconds=round(seconds, 3),
         events_per_second=round(events / seconds, 1),
-        megabytes=_megabytes(directory),
+        per_shard=round(events / seconds / shards, 1),
+        megabytes=round(size / 1e6, 1),
     )
 
 
 def _old_week_ms() -> int:
     return week_start_ms(unix_ms()) - 10 * WEEK_MS
-
-
-def _megabytes(directory: Path) -> float:
-    return round(sum(file.stat().st_size for file in directory.rglob("*.parquet")) / 1e6, 1)

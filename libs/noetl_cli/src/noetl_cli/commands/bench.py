@@ -30,6 +30,13 @@ def bench(
         Path | None,
         typer.Option(metavar="D", help="Measure the `noetl dev` that runs there."),
     ] = None,
+    archive_dir: Annotated[
+        str,
+        typer.Option(metavar="D", help="compact: a directory, or s3://BUCKET/PREFIX."),
+    ] = "",
+    shards: Annotated[
+        int, typer.Option(metavar="N", min=1, help="compact: shards the events are of.")
+    ] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in one line of JSON.")] = False,
 ) -> None:
     """Measure throughput, latency, events, CPU and memory, on a system started for it.
@@ -48,7 +55,7 @@ def bench(
 
     figures: msgspec.Struct
     if name is Name.compact:
-        figures = run_until_signal(measure_compaction(n=n))
+        figures = run_until_signal(measure_compaction(n=n, archive_dir=archive_dir, shards=shards))
     elif name is Name.status:
         figures = run_until_signal(measure_status(n=n, data_dir=data_dir))
     else:

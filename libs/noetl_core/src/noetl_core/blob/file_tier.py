@@ -9,18 +9,15 @@ volume may be mounted elsewhere in another process.
 
 import asyncio
 import hashlib
-import itertools
-import os
 from pathlib import Path
 from urllib.parse import quote
 
+from noetl_core.blob import durable
 from noetl_core.domain.ids import ExecutionId
 
 _SCHEME = "pvc:"
 _NAME_BYTES_MAX = 200
 _BUCKETS = 100
-
-_numbers = itertools.count()
 
 
 class FileTier:
@@ -31,7 +28,7 @@ class FileTier:
 
     async def put(self, execution_id: ExecutionId, name: str, body: bytes) -> str:
         relative = Path(f"{execution_id % _BUCKETS:02}", str(execution_id), _file_name(name))
-        await asyncio.to_thread(_write, self._root / relative, body)
+        await asyncio.to_thread(durable.write, self._root / relative, body)
         return f"{_SCHEME}{relative}"
 
     async def get(self, uri: str) -> bytes:
@@ -55,27 +52,3 @@ def _file_name(name: str) -> str:
     if len(quoted) <= _NAME_BYTES_MAX and quoted.strip("."):
         return quoted
     return hashlib.sha256(name.encode()).hexdigest()
-
-
-def _write(path: Path, body: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}-{next(_numbers)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The name itself must survive a power cut, else a recorded reference would lead nowhere.
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,18 +8,19 @@ it has no answer to the archives; the answer is the same.
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from noetl_core.blob.place import Place
 from noetl_core.domain.envelope import INLINE_BYTES_MAX, Reference
 from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId, RefId
 from noetl_core.store import archive, event_read, loop_result, manifest, result_ref
-from noetl_core.store.archive import Source
+from noetl_core.store.archive import File
 from noetl_core.store.loop_result import INDEX_MAX, Ended, Weight
 from noetl_core.store.postgres import Connection, Pool
 from noetl_core.store.result_ref import ResultKey, StoredRow
@@ -33,11 +34,6 @@ Row = Any
 _DONE = frozenset({"call.done", "loop.shard.done", "retry.completed"})
 
 
-def archive_dir_in(store_dir: str) -> str:
-    """Where archives are unless NOETL_ARCHIVE_DIR says otherwise."""
-    return str(Path(store_dir, "archive")) if store_dir else ""
-
-
 class ArchiveUnavailableError(NotFoundError):
     """The execution is in an archive that cannot be read from here."""
 
@@ -45,13 +41,13 @@ class ArchiveUnavailableError(NotFoundError):
 class Files(NamedTuple):
     """Those that may hold rows of one execution."""
 
-    event: list[Path]
-    result_ref: list[Path]
+    event: list[File]
+    result_ref: list[File]
 
 
 class History:
-    def __init__(self, archive_dir: str = "") -> None:
-        self._root = Path(archive_dir) if archive_dir else None
+    def __init__(self, archives: Place | None = None) -> None:
+        self._archives = archives
         self._duckdb: duckdb.DuckDBPyConnection | None = None
 
     async def is_archived(self, conn: Connection | Pool, execution_id: ExecutionId) -> bool:
@@ -195,20 +191,26 @@ class History:
         return rows
 
     async def _files(self, conn: Connection | Pool, execution_id: ExecutionId) -> Files:
-        found = await archive.files_of(conn, execution_id)
-        if found and self._root is None:
+        files = Files([], [])
+        for file in await archive.files_of(conn, execution_id):
+            getattr(files, file.source).append(file)
+        if self._archives is None and any(files):
             raise ArchiveUnavailableError(
                 f"execution {execution_id} is past retention and in an archive: set "
-                "NOETL_ARCHIVE_DIR (or NOETL_STORE_DIR) to the directory of the archives"
+                "NOETL_ARCHIVE_DIR (or NOETL_STORE_DIR) to where the archives are"
             )
-        root = self._root or Path()
-        paths: dict[Source, list[Path]] = {"event": [], "result_ref": []}
-        for file in found:
-            paths[file.source].append(root / file.path)
-        return Files(**paths)
+        return files
 
-    async def _ask(self, query: str, files: Iterable[Path], **values: Any) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._ask_now, query, list(files), values)
+    async def _ask(self, query: str, files: Sequence[File], **values: Any) -> list[dict[str, Any]]:
+        assert self._archives is not None, files
+        try:
+            async with self._archives.at_hand(files) as paths:
+                return await asyncio.to_thread(self._ask_now, query, paths, values)
+        except FileNotFoundError as error:
+            raise ArchiveUnavailableError(
+                f"the archive {error} cannot be read: it is not there; set NOETL_ARCHIVE_DIR to "
+                "the place that holds it, or bring it back from a backup"
+            ) from error
 
     def _ask_now(
         self, query: str, files: list[Path], values: dict[str, Any]
@@ -216,11 +218,6 @@ class History:
         # Only whoever reads an archive pays for the library that can.
         from noetl_core.blob import parquet  # noqa: PLC0415
 
-        if missing := next((file for file in files if not file.is_file()), None):
-            raise ArchiveUnavailableError(
-                f"the archive {missing} cannot be read: it is not there; set NOETL_ARCHIVE_DIR to "
-                "the directory that holds it, or bring it back from a backup"
-            )
         if self._duckdb is None:
             self._duckdb = parquet.connect()
         return parquet.ask(self._duckdb, query, files, **values)

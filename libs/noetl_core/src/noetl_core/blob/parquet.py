@@ -3,14 +3,13 @@
 Everything blocks: call it in a thread. The files are plain Parquet; any other program reads them.
 """
 
-import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
 
+from noetl_core.blob.durable import digest
 from noetl_core.domain.errors import NoetlError
 from noetl_core.store.archive import NULL, Key, Source
 
@@ -19,7 +18,6 @@ ROW_GROUP_ROWS = 20_000
 LINE_BYTES_MAX = 48 * 1024 * 1024
 """The largest inline result, as hexadecimal digits, with room."""
 _MEMORY = "1GB"
-_DIGEST_BYTES = 1024 * 1024
 
 _INTEGER, _LONG, _TEXT, _MOMENT, _BYTES = "INTEGER", "BIGINT", "VARCHAR", "TIMESTAMP", "BLOB"
 
@@ -94,7 +92,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 
 
 def write(connection: duckdb.DuckDBPyConnection, source: Source, csv: Path, target: Path) -> None:
-    """Make a Parquet file of the rows, safe against a power cut once this returns."""
+    """Make a Parquet file of the rows."""
     columns = COLUMNS[source]
     names = ", ".join(_decoded(name, kind) for name, kind in columns.items())
     as_read = {n: _TEXT if kind == _BYTES else kind for n, kind in columns.items()}
@@ -112,8 +110,6 @@ def write(connection: duckdb.DuckDBPyConnection, source: Source, csv: Path, targ
         """,  # noqa: S608 - names of this module; the paths are quoted
         {"csv": str(csv)},
     )
-    sync(target)
-    sync(target.parent)
 
 
 def read_back(
@@ -148,14 +144,6 @@ def read_back(
         raise ArchiveDamagedError(f"{target.name} holds {summary[0]} rows instead of {rows}")
     last = Key(*(summary[3].values() if isinstance(summary[3], dict) else summary[3]))
     return Written(rows, target.stat().st_size, digest(target), summary[1], summary[2], last)
-
-
-def digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_DIGEST_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 def ask(
@@ -195,12 +183,3 @@ def _line_bytes(csv: Path) -> int:
 
 def _quoted(path: Path) -> str:
     return str(path).replace("'", "''")
-
-
-def sync(path: Path) -> None:
-    """A file, or the names in a directory, survive a power cut from here on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,8 +24,9 @@ from noetl_core.blob.aggregates import Aggregates
 from noetl_core.blob.cache import NEVER_CACHED, DocumentCache
 from noetl_core.blob.documents import JSON, Documents, decoded
 from noetl_core.blob.file_tier import FileTier
-from noetl_core.blob.history import History, archive_dir_in
+from noetl_core.blob.history import History
 from noetl_core.blob.metrics import RESOLVE_MS
+from noetl_core.blob.place import Place
 from noetl_core.blob.tier import ReferenceNotAvailableError, ResultTooLargeError, Tier
 from noetl_core.domain.envelope import INLINE_BYTES_MAX, Reference
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId
@@ -57,14 +58,14 @@ class ResultStore:
         self,
         *,
         store_dir: str = "",
-        archive_dir: str = "",
+        archives: Place | None = None,
         cache_bytes: int = CACHE_BYTES_DEFAULT,
     ) -> None:
         self._large: Tier | None = FileTier(store_dir) if store_dir else None
         self._tiers: dict[str, Tier] = (
             {} if self._large is None else {self._large.name: self._large}
         )
-        self.history = History(archive_dir or archive_dir_in(store_dir))
+        self.history = History(archives)
         self._documents = Documents(self._tiers, self.history)
         self._aggregates = Aggregates(self._documents, self.history)
         self._cache = DocumentCache(cache_bytes)

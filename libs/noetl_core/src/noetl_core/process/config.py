@@ -6,6 +6,7 @@ message names the variable, the value and what was expected of it.
 """
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -21,13 +22,91 @@ _SECRET_ENDINGS = ("_dsn", "_key", "_keys", "_secret", "_token", "_password")
 _ALSO = "also"
 _EXIT_WRONG = 2
 _SEQUENCES = (list, tuple, set, frozenset)
+_ENDPOINT = r"^(https?://[^@\s]+)?$"
+"""No name and password before the host: it is shown in messages."""
+_PLACE = re.compile(r"(?!\w+://).+|s3://[\w.-]+(/.*)?")
 
 
 class ConfigError(NoetlError):
     """The environment is wrong: mend the variables that the message names."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+def also(*variables: str) -> dict[str, tuple[str, ...]]:
+    """Other variables that a field is read from, for Meta(extra=...)."""
+    return {_ALSO: variables}
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results and archives are kept."""
+
+    store_dir: Annotated[
+        str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
+    ] = ""
+    archive_dir: Annotated[
+        str,
+        Meta(
+            description="Archives of what is past retention: a directory, or s3://BUCKET/PREFIX; "
+            "by default `archive` in STORE_DIR, without one `archive` in S3_BUCKET."
+        ),
+    ] = ""
+    archive_copies_mb: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Files of archives in S3 that a reader keeps on its disk (TMPDIR), in MB.",
+        ),
+    ] = 1024.0
+    s3_endpoint: Annotated[
+        str,
+        Meta(
+            pattern=_ENDPOINT,
+            description="Where the S3 API is, such as http://minio:9000; empty for AWS.",
+            extra=also("NOETL_MINIO_ENDPOINT"),
+        ),
+    ] = ""
+    s3_access_key: Annotated[
+        str,
+        Meta(
+            description="Without it, what the machine has for AWS counts.",
+            extra=also("NOETL_MINIO_ACCESS_KEY"),
+        ),
+    ] = ""
+    s3_secret_key: Annotated[
+        str, Meta(description="Belongs to S3_ACCESS_KEY.", extra=also("NOETL_MINIO_SECRET_KEY"))
+    ] = ""
+    s3_bucket: Annotated[
+        str,
+        Meta(
+            description="Results and archives go there; made if it is not there.",
+            extra=also("NOETL_MINIO_BUCKET"),
+        ),
+    ] = ""
+    s3_region: Annotated[
+        str, Meta(description="By default us-east-1.", extra=also("NOETL_MINIO_REGION"))
+    ] = ""
+    s3_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="A request may take so long, and a second for each MB.")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.archive_dir and not _PLACE.fullmatch(self.archive_dir):
+            raise ValueError(
+                f"NOETL_ARCHIVE_DIR={self.archive_dir!r}: expected a directory or s3://BUCKET/PREFIX"
+            )
+        if bool(self.s3_access_key) != bool(self.s3_secret_key):
+            raise ValueError("NOETL_S3_ACCESS_KEY and NOETL_S3_SECRET_KEY: set both, or neither")
+
+    @property
+    def archives(self) -> str:
+        """Where they are; empty for nowhere."""
+        if self.archive_dir:
+            return self.archive_dir
+        if self.store_dir:
+            return f"{self.store_dir}/archive"
+        return f"s3://{self.s3_bucket}/archive" if self.s3_bucket else ""
+
+
+class Config(StoreConfig, frozen=True, kw_only=True):
     """What every service reads."""
 
     postgres_dsn: Annotated[str, Meta(description="Where the one Postgres is.")]
@@ -41,13 +120,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     health_port: Annotated[
         int, Meta(ge=0, le=65535, description="Port of the health server; 0 for none.")
     ] = 0
-    store_dir: Annotated[
-        str, Meta(description="Root of the pvc tier; empty stores results in the database only.")
-    ] = ""
-    archive_dir: Annotated[
-        str,
-        Meta(description="Archives of what is past retention; by default `archive` in STORE_DIR."),
-    ] = ""
     otlp_endpoint: Annotated[
         str,
         Meta(
@@ -58,12 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-C = TypeVar("C", bound=Config)
-
-
-def also(*variables: str) -> dict[str, tuple[str, ...]]:
-    """Other variables that a field is read from, for Meta(extra=...)."""
-    return {_ALSO: variables}
+C = TypeVar("C", bound=StoreConfig)
 
 
 def variables_of(field: msgspec.structs.FieldInfo) -> tuple[str, ...]:
@@ -117,4 +184,6 @@ def _parse(text: str, kind: Any) -> Any:
 
 
 def _shown(name: str, value: str) -> str:
-    return "(hidden)" if name.endswith(_SECRET_ENDINGS) else repr(value)
+    # An address may have a password in it, before the host.
+    is_secret = name.endswith(_SECRET_ENDINGS) or "@" in value
+    return "(hidden)" if is_secret else repr(value)

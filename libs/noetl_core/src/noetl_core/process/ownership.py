@@ -63,6 +63,7 @@ class ShardConfig(Config, frozen=True, kw_only=True):
     ] = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shard_heartbeat_seconds >= self.shard_lease_seconds:
             raise ValueError(
                 f"NOETL_SHARD_HEARTBEAT_SECONDS={self.shard_heartbeat_seconds:g} must be below "

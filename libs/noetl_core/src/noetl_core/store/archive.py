@@ -212,7 +212,7 @@ async def copy_rows(
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of an archive. `path` is relative to the directory of all archives."""
+    """A file of an archive. `path` is its name in the place of all archives."""
 
     source: Source
     path: str
@@ -260,8 +260,11 @@ FROM unnest(
 SCHEME = "archive:"
 
 
-async def record(conn: Connection, archive: Archive, *, sha256: bytes) -> None:
-    """From here on it is an archive: only what was read back and compared may be recorded."""
+async def record(conn: Connection, archive: Archive, *, sha256: bytes, tier: str) -> None:
+    """From here on it is an archive: only what was read back and compared may be recorded.
+
+    `tier` is the kind of place that it is in.
+    """
     meta = {
         "name": archive.name,
         "week": archive.week,
@@ -289,7 +292,7 @@ async def record(conn: Connection, archive: Archive, *, sha256: bytes) -> None:
         archive.archive_id,
         list(range(len(files))),
         [file.rows for file in files],
-        ["pvc"] * len(files),
+        [tier] * len(files),
         [SCHEME + file.path for file in files],
         [file.bytes for file in files],
         [bytes.fromhex(file.sha256) for file in files],
