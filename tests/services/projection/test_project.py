@@ -540,5 +540,26 @@ async def test_a_projection_without_work_or_shards_is_not_behind(
     assert memory.behind == 0
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_what_has_ended_is_told_by_the_turn_that_showed_it_and_by_no_other(
+    pool: Pool, projection_pool: Pool, is_away: bool
+) -> None:
+    """Neither by one without shards, nor by one that Postgres let down."""
+    await append(pool, interleaved(93, 10))
+    shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
+    await project(projection_pool, shards, memory, batch_size=500)
+    assert memory.ended
+    assert memory.ended_rows
+    if is_away:
+        fragile = Interrupted(projection_pool, at=1, act=kill, before=True)
+        with pytest.raises(Killed):
+            await project(cast("Pool", fragile), shards, memory, batch_size=500)
+    else:
+        await project(projection_pool, Held({}), memory, batch_size=500)
+
+    assert memory.ended == []
+    assert memory.ended_rows == []
+
+
 async def test_no_shards_is_no_work(projection_pool: Pool) -> None:
     assert await project(projection_pool, Held({}), Memory(executions_max=1), batch_size=10) == 0

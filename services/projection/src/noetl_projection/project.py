@@ -42,6 +42,7 @@ class Shards(Protocol):
 async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int) -> int:
     """One turn over the shards we hold. Says how many events it has passed."""
     memory.keep(shards.held())
+    memory.ended, memory.ended_rows = [], []
     if not memory.epochs:
         return 0
     try:
@@ -63,7 +64,6 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     limit = max(1, min(batch_size, TURN_EVENTS_MAX // max(1, memory.behind)))
     rows = await event.read_shards(conn, memory.watermarks, limit=limit, upto=memory.boundary)
     memory.behind = _shards_cut_off(rows, limit)
-    memory.ended, memory.ended_rows = [], []
     if not rows:
         metrics.say_current(memory.epochs)
         return 0
