@@ -314,19 +314,9 @@ INSERT INTO noetl.execution AS x (
     started_at, updated_at, ended_at
 )
 SELECT
-    u.execution_id, u.catalog_id, u.path, u.version, u.shard_id, u.status, u.state,
-    coalesce(u.state -> 'ctx', '{}'), u.progress, u.waiting_on, u.last_event_type,
-    u.last_node_name, u.last_event_id, u.parent_execution_id, u.state -> 'error',
-    u.started_at, u.updated_at, u.ended_at
-FROM unnest(
-    $1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::integer[], $6::text[],
-    $7::jsonb[], $8::jsonb[], $9::text[], $10::text[], $11::text[], $12::bigint[],
-    $13::bigint[], $14::timestamptz[], $15::timestamptz[], $16::timestamptz[]
-) AS u (
-    execution_id, catalog_id, path, version, shard_id, status, state, progress, waiting_on,
-    last_event_type, last_node_name, last_event_id, parent_execution_id, started_at, updated_at,
-    ended_at
-)
+    $1::bigint, $2::bigint, $3::text, $4::integer, $5::integer, $6::text, $7::jsonb,
+    coalesce($7::jsonb -> 'ctx', '{}'), $8::jsonb, $9::text, $10::text, $11::text, $12::bigint,
+    $13::bigint, $7::jsonb -> 'error', $14::timestamptz, $15::timestamptz, $16::timestamptz
 ON CONFLICT (execution_id) DO UPDATE SET
     catalog_id = excluded.catalog_id,
     path = excluded.path,
@@ -345,12 +335,17 @@ ON CONFLICT (execution_id) DO UPDATE SET
     started_at = excluded.started_at,
     updated_at = excluded.updated_at,
     ended_at = excluded.ended_at
+WHERE x.last_projected_event_id = $17
+RETURNING execution_id
 """
 
 
-async def rewrite(conn: Connection, rows: Sequence[Projected]) -> None:
-    """Write these rows whatever stands there. The caller holds the fence of their shards."""
-    await conn.execute(_REWRITE, *_columns([_row(one) for one in rows], 16))
+async def rewrite(conn: Connection, row: Projected, *, seen: EventId | None) -> bool:
+    """Write a row in place of the one that stood at `seen`; None if there was none.
+
+    The caller holds the fence of its shards. False when the row has moved nevertheless.
+    """
+    return await conn.fetchval(_REWRITE, *_row(row), seen) is not None
 
 
 _PARK_DIFFERENCE = """
@@ -440,7 +435,7 @@ async def missing_between(
 
 # In the order of every other statement on these rows, so that none waits in a circle.
 _FENCE_ALL = """
-UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL
+UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL, retired_at = NULL
 WHERE role = 'projection' AND shard_id = ANY (ARRAY(
     SELECT shard_id FROM noetl.execution_shard WHERE role = 'projection'
     ORDER BY shard_id
@@ -455,6 +450,11 @@ async def forget_everything(conn: Connection) -> None:
 
     The caller owns the transaction. Raising the epochs first waits for every batch under way and
     makes whoever holds a shard drop what it remembers, so it may be done while projections run.
+    Shards that were set aside have an owner again: their part of the log is read anew as well, and
+    the shard-manager sets them aside once more.
+
+    No command does this, because nothing has a status meanwhile: `noetl db rebuild-projection`
+    writes anew row by row.
     """
     await conn.execute(_FENCE_ALL)
     await conn.execute(_EMPTY)
