@@ -144,9 +144,7 @@ def test_children_of_an_execution_that_ends_are_orphans() -> None:
 def two_children(*steps: str) -> Run:
     """Steps that were entered in this order, each of which waits for a child."""
     run = Run(
-        playbook(
-            step("begin", *steps, inclusive=True), *(step(n, kind="playbook") for n in steps)
-        )
+        playbook(step("begin", *steps, inclusive=True), *(step(n, kind="playbook") for n in steps))
     )
     run.done("begin.1#1")
     for name in steps:

@@ -62,7 +62,9 @@ async def test_a_broker_whose_clock_is_behind_writes_after_the_newest_event_of_t
     await before.claim(lease_seconds=0.0)
     earlier = await before.start(CHAIN)
     newest = await pool.fetchval("SELECT max(event_id) FROM noetl.event")
-    later = next(one for one in map(ExecutionId, count(earlier + 1)) if shard(one) == shard(earlier))
+    later = next(
+        one for one in map(ExecutionId, count(earlier + 1)) if shard(one) == shard(earlier)
+    )
 
     config = BrokerConfig(postgres_dsn=database, nats_url=nats_url)
     first = await begin_with_a_broker(pool, config, later)

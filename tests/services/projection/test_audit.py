@@ -168,9 +168,9 @@ async def test_what_is_not_projected_yet_is_no_difference(
     await project(
         projection_pool, await take_over(pool, 1), Memory(executions_max=100), batch_size=3
     )
-    assert await pool.fetchval(
-        "SELECT max(last_projected_event_id) FROM noetl.execution"
-    ) < max(one.event.event_id for one in logged)
+    assert await pool.fetchval("SELECT max(last_projected_event_id) FROM noetl.execution") < max(
+        one.event.event_id for one in logged
+    )
 
     assert await audit(projection_pool, ALL_SHARDS, limit=100) == 0
 

@@ -501,7 +501,7 @@ async def test_a_row_never_goes_back_to_an_earlier_event(pool: Pool, projection_
     newest = await rows(pool)
     execution_id = logged[0].event.execution_id
     async with projection_pool.acquire() as conn:
-        one = (await execution_projection.load(conn, [execution_id]))[execution_id]
+        one = (await execution_projection.load(conn, [execution_id])).rows[execution_id]
         one.last_event_id, one.last_event_type = EventId(one.last_event_id - 1), "older"
 
         await execution_projection.commit(conn, shards.held(), changed=[one], parked=[], reached={})

@@ -21,6 +21,7 @@ from noetl_core.store.postgres import Connection, Pool
 from noetl_core.store.refold import advance, copied
 from noetl_projection import metrics
 from noetl_projection.memory import Memory
+from noetl_projection.unreadable import load_rows
 
 TURN_EVENTS_MAX = 4000
 """Of all shards together, while more than one is behind. Few large turns catch up sooner than many
@@ -89,19 +90,32 @@ async def _let_go(shards: Shards, memory: Memory, lost: Collection[ShardId]) -> 
 async def _fold_rows(
     conn: Connection, memory: Memory, rows: list[Any]
 ) -> tuple[dict[ExecutionId, Projected], list[Parked]]:
+    rows = _passable(memory, rows)
     touched = {ExecutionId(row["execution_id"]) for row in rows}
     found = memory.recall(touched)
     unknown = touched - found.keys()
+    parked: list[Parked] = []
     if unknown:
-        found.update(await execution_projection.load(conn, unknown))
+        loaded, parked = await load_rows(conn, memory, unknown, rows)
+        found.update(loaded)
+        rows = _passable(memory, rows)
     spoiled = _fold_trusting(found, rows)
     if not spoiled:
-        return found, []
+        return found, parked
     # A failed fold leaves its state half changed: start again from the row, which is whole.
     for execution_id in spoiled:
         found.pop(execution_id, None)
-    found.update(await execution_projection.load(conn, spoiled))
-    return found, _fold_carefully(found, [r for r in rows if r["execution_id"] in spoiled])
+    loaded, more = await load_rows(conn, memory, spoiled, rows)
+    found.update(loaded)
+    spoiled -= memory.given_up.keys()
+    again = [row for row in rows if row["execution_id"] in spoiled]
+    return found, [*parked, *more, *_fold_carefully(found, again)]
+
+
+def _passable(memory: Memory, rows: list[Any]) -> list[Any]:
+    if not memory.given_up:
+        return rows
+    return [row for row in rows if row["execution_id"] not in memory.given_up]
 
 
 def _fold_trusting(found: dict[ExecutionId, Projected], rows: Iterable[Any]) -> set[ExecutionId]:

@@ -36,7 +36,8 @@ class Projected(msgspec.Struct, kw_only=True):
 
 
 class Parked(NamedTuple):
-    """An event that could not be folded: it goes to noetl.dead_letter, the shard goes on."""
+    """An event that could not be folded, or a row that could not be read nor made anew: it goes to
+    noetl.dead_letter, the shard goes on."""
 
     shard_id: ShardId
     execution_id: ExecutionId
@@ -61,27 +62,45 @@ WHERE execution_id = ANY ($1::bigint[])
 _decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 
-async def load(
-    conn: Connection, execution_ids: Iterable[ExecutionId]
-) -> dict[ExecutionId, Projected]:
+class Unreadable(NamedTuple):
+    """A row whose state is none."""
+
+    state: bytes
+    reason: str
+
+
+class Loaded(NamedTuple):
+    rows: dict[ExecutionId, Projected]
+    unreadable: dict[ExecutionId, Unreadable]
+
+
+async def load(conn: Connection, execution_ids: Iterable[ExecutionId]) -> Loaded:
     """What was projected of these executions; one that has no row yet is left out."""
-    rows = await conn.fetch(_LOAD, list(execution_ids))
-    return {
-        ExecutionId(row["execution_id"]): Projected(
-            state=_decode_state(row["state"]),
-            shard_id=ShardId(row["shard_id"]),
-            started_at=row["started_at"],
-            updated_at=row["updated_at"],
-            last_event_type=row["last_event_type"],
-            last_event_id=EventId(row["last_projected_event_id"]),
-            last_node_name=row["last_node_name"],
-            path=row["path"],
-            version=row["version"],
-            parent_execution_id=row["parent_execution_id"],
-            ended_at=row["ended_at"],
-        )
-        for row in rows
-    }
+    loaded = Loaded({}, {})
+    for row in await conn.fetch(_LOAD, list(execution_ids)):
+        execution_id = ExecutionId(row["execution_id"])
+        try:
+            loaded.rows[execution_id] = _projected(row)
+        except Exception as error:  # noqa: BLE001 - one bad row, whatever it is, stops no other
+            reason = f"{type(error).__name__}: {error}"
+            loaded.unreadable[execution_id] = Unreadable(row["state"].encode(), reason)
+    return loaded
+
+
+def _projected(row: Any) -> Projected:
+    return Projected(
+        state=_decode_state(row["state"]),
+        shard_id=ShardId(row["shard_id"]),
+        started_at=row["started_at"],
+        updated_at=row["updated_at"],
+        last_event_type=row["last_event_type"],
+        last_event_id=EventId(row["last_projected_event_id"]),
+        last_node_name=row["last_node_name"],
+        path=row["path"],
+        version=row["version"],
+        parent_execution_id=row["parent_execution_id"],
+        ended_at=row["ended_at"],
+    )
 
 
 # Every write joins `fence`, so a shard that has another owner by now is left alone while the others
