@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from noetl_cli.rebuild import rebuild_all, rebuild_one
 from noetl_core.domain.ids import EventId, ExecutionId
 from noetl_core.domain.sharding import shard_of
 from noetl_core.store import event, execution_projection, execution_shard, refold, setting
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 from noetl_projection.audit import audit
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
@@ -28,12 +27,6 @@ from services.projection.logs import (
 from services.projection.test_project import ALL_SHARDS, project_all, rows, take_over
 
 FIRST = ExecutionId(FIRST_EXECUTION)
-
-
-@pytest.fixture
-async def projection_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_projection", size_max=4) as opened:
-        yield opened
 
 
 def nothing(_folded: int, _written: int) -> None: ...

@@ -35,7 +35,7 @@ from noetl_core.domain.ids import (
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import execution_projection, execution_shard
 from noetl_core.store.event import event_of
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
 from services.projection.logs import (
@@ -48,13 +48,6 @@ from services.projection.logs import (
 )
 
 ALL_SHARDS = [ShardId(n) for n in range(SHARD_COUNT)]
-
-
-@pytest.fixture
-async def projection_pool(database: str) -> AsyncIterator[Pool]:
-    """Under the role of the service, so that every test proves its grants too."""
-    async with open_pool(database, role="noetl_projection", size_max=4) as opened:
-        yield opened
 
 
 class Held:

@@ -11,15 +11,7 @@ from noetl_projection import unreadable
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
 from services.projection.logs import Logged, append, interleaved
-from services.projection.test_project import (
-    Held,
-    assert_equals_the_fold,
-    project_all,
-    projection_pool,
-    take_over,
-)
-
-__all__ = ["projection_pool"]
+from services.projection.test_project import assert_equals_the_fold, project_all, take_over
 
 BROKEN = {
     "an unknown status": """jsonb_set(state, '{status}', '"SUSPENDED"')""",
@@ -133,5 +125,5 @@ async def test_a_long_log_is_read_once_parked_and_shown_again_after_a_rebuild(
     await rebuild_one(database, one)
     await assert_equals_the_fold(pool, log)
     # Its shard has another epoch now: what was given up is looked at again.
-    memory.keep({shard: epoch + 1 for shard, epoch in Held(shards.epochs).held().items()})
+    memory.keep({shard: epoch + 1 for shard, epoch in shards.held().items()})
     assert memory.given_up == {}
