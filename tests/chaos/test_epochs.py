@@ -12,7 +12,7 @@ import pytest
 
 from chaos.stack import Stack, running_stack
 from chaos.test_kill import ITEMS, LOOP, assert_each_item_once
-from noetl_core.domain.ids import ShardId
+from noetl_core.domain.ids import EventId, ShardId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT
 from noetl_core.store import checkpoint
 
@@ -119,11 +119,14 @@ async def test_checkpoints_and_statuses_stay_young_under_load(stack: Stack) -> N
     )
     lag_sql = "SELECT shard_id, last_projected_at, lag_ms FROM noetl.projection_checkpoint"
     seen: dict[int, object] = {}
+    passed = dict.fromkeys(ALL_SHARDS, EventId(0))
     deadline = time.monotonic() + 200
     try:
         while await conn.fetchval(ended_sql, running) < len(running):
             assert time.monotonic() < deadline, "the load has not ended"
-            ages += (await checkpoint.ages_ms(conn, ALL_SHARDS)).values()
+            found = await checkpoint.ages(conn, passed, limit=5000)
+            passed = found.passed
+            ages += found.ages_ms.values()
             for row in await conn.fetch(lag_sql):
                 if seen.get(row["shard_id"]) != row["last_projected_at"]:
                     seen[row["shard_id"]] = row["last_projected_at"]

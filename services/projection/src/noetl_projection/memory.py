@@ -23,6 +23,8 @@ class Memory:
         """Executions that the last turn showed as ended."""
         self.ended_rows: list[Projected] = []
         """And what it showed of them."""
+        self.has_closed = False
+        """Whether the last turn passed the close of an epoch."""
         self.given_up: dict[ExecutionId, ShardId] = {}
         """Executions whose row could not be read nor made anew: they are passed over for as long as
         their shard is ours, so that a long log is not read again by every turn."""

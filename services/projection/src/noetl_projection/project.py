@@ -43,7 +43,7 @@ class Shards(Protocol):
 async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int) -> int:
     """One turn over the shards we hold. Says how many events it has passed."""
     memory.keep(shards.held())
-    memory.ended, memory.ended_rows = [], []
+    memory.ended, memory.ended_rows, memory.has_closed = [], [], False
     if not memory.epochs:
         return 0
     try:
@@ -76,6 +76,7 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     memory.remember(changed, reached)
     memory.ended_rows = [one for one in changed.values() if one.state.is_terminal]
     memory.ended = [one.state.execution_id for one in memory.ended_rows]
+    memory.has_closed = any(row["event_type"] == "checkpoint.committed" for row in rows)
     await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
     metrics.say_projected(kept, events=len(rows), parked=len(parked))
     return len(rows)
