@@ -851,6 +851,8 @@ ALTER TABLE ONLY noetl.timer
 
 CREATE INDEX audit_execution_idx ON noetl.audit USING btree (execution_id) WHERE (execution_id IS NOT NULL);
 
+CREATE INDEX checkpoint_position_idx ON noetl.checkpoint USING btree (shard_id, last_event_id);
+
 CREATE INDEX checkpoint_shard_idx ON noetl.checkpoint USING btree (shard_id, epoch);
 
 CREATE INDEX command_leased_idx ON noetl.command USING btree (lease_until) WHERE (status = 'leased'::text);
@@ -860,6 +862,8 @@ CREATE INDEX command_pending_idx ON noetl.command USING btree (pool, priority DE
 CREATE INDEX dead_letter_execution_idx ON noetl.dead_letter USING btree (execution_id);
 
 CREATE INDEX dead_letter_flag_idx ON noetl.dead_letter USING btree (execution_id) WHERE (source = 'reaper'::text);
+
+CREATE INDEX event_checkpoint_idx ON ONLY noetl.event USING btree (shard_id, event_id) WHERE (event_type = 'checkpoint.committed'::text);
 
 CREATE UNIQUE INDEX event_key_idx ON ONLY noetl.event USING btree (execution_id, event_key);
 
@@ -872,6 +876,8 @@ CREATE INDEX event_default_execution_id_loop_id_iter_index_idx ON noetl.event_de
 CREATE INDEX event_shard_idx ON ONLY noetl.event USING btree (shard_id, event_id);
 
 CREATE INDEX event_default_shard_id_event_id_idx ON noetl.event_default USING btree (shard_id, event_id);
+
+CREATE INDEX event_default_shard_id_event_id_idx1 ON noetl.event_default USING btree (shard_id, event_id) WHERE (event_type = 'checkpoint.committed'::text);
 
 CREATE INDEX execution_open_idx ON noetl.execution USING btree (execution_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text]));
 
@@ -918,6 +924,8 @@ ALTER INDEX noetl.event_loop_idx ATTACH PARTITION noetl.event_default_execution_
 ALTER INDEX noetl.event_pkey ATTACH PARTITION noetl.event_default_pkey;
 
 ALTER INDEX noetl.event_shard_idx ATTACH PARTITION noetl.event_default_shard_id_event_id_idx;
+
+ALTER INDEX noetl.event_checkpoint_idx ATTACH PARTITION noetl.event_default_shard_id_event_id_idx1;
 
 ALTER INDEX noetl.result_ref_parent_idx ATTACH PARTITION noetl.result_ref_default_execution_id_parent_ref_id_idx;
 

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.stack import Stack, running_stack
 from chaos.test_kill import ITEMS, LOOP, assert_each_item_once
-from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.ids import EventId, ExecutionId, ShardId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
 from noetl_core.store import checkpoint
 from noetl_core.store.postgres import Connection
@@ -167,11 +167,14 @@ async def test_checkpoints_and_statuses_stay_young_under_load(stack: Stack) -> N
     ended_sql = (
         "SELECT count(*) FROM noetl.event WHERE execution_id = ANY ($1) AND event_key = 'end'"
     )
+    passed = dict.fromkeys(ALL_SHARDS, EventId(0))
     deadline = time.monotonic() + 200
     try:
         while await conn.fetchval(ended_sql, running) < len(running):
             assert time.monotonic() < deadline, "the load has not ended"
-            ages += (await checkpoint.ages_ms(conn, ALL_SHARDS)).values()
+            found = await checkpoint.ages(conn, passed, limit=5000)
+            passed = found.passed
+            ages += found.ages_ms.values()
             await lags.look(conn)
             await asyncio.sleep(0.1)
     finally:

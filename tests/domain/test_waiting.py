@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import msgspec
+
 from noetl_core.domain.envelope import Envelope, Reference
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
     CallDone,
     CallFailed,
     CommandParked,
+    Event,
     ExecutionFailed,
     FanoutStarted,
     LoopDone,
@@ -16,7 +19,16 @@ from noetl_core.domain.events import (
     StepAborted,
     StepSkipped,
 )
-from noetl_core.domain.ids import CatalogId, CommandId, ExecutionId, LoopId, RefId, StepName
+from noetl_core.domain.fold import fold
+from noetl_core.domain.ids import (
+    CatalogId,
+    CommandId,
+    EventId,
+    ExecutionId,
+    LoopId,
+    RefId,
+    StepName,
+)
 from noetl_core.domain.playbook import (
     AdmitRule,
     Arc,
@@ -25,6 +37,7 @@ from noetl_core.domain.playbook import (
     StepPolicy,
     StepSpec,
 )
+from noetl_core.domain.state import ExecutionState
 from noetl_core.wire.messages import ChildEnded, Fork, Parent, Partial, Pause, Resume, Start, Stored
 from support.running import EXECUTION, FAILED, WORKER, Run, arc, loop_over, playbook, step
 
@@ -126,6 +139,50 @@ def test_children_of_an_execution_that_ends_are_orphans() -> None:
     run.cancel()
 
     assert run.state.orphans == [child_of(run)]
+
+
+def two_children(*steps: str) -> Run:
+    """Steps that were entered in this order, each of which waits for a child."""
+    run = Run(
+        playbook(step("begin", *steps, inclusive=True), *(step(n, kind="playbook") for n in steps))
+    )
+    run.done("begin.1#1")
+    for name in steps:
+        run.park(f"{name}.1#1", "playbook", catalog_id=CATALOG, path="child")
+    return run
+
+
+def test_orphans_are_the_same_for_a_state_that_came_back_from_the_database() -> None:
+    run = two_children("later", "a")
+    returned = msgspec.convert(as_jsonb(msgspec.to_builtins(run.state)), ExecutionState)
+    assert list(returned.commands) != list(run.state.commands), "this shows nothing"
+
+    run.cancel()
+
+    assert len(run.state.orphans) == 2
+    assert fold(returned, run.events[-1]) == run.state
+
+
+def test_orphans_of_a_step_that_is_given_up_are_in_the_order_of_its_event() -> None:
+    run = two_children("b", "a")
+    first, second = (parked.child for parked in run.of(CommandParked))
+    given_up = StepAborted(
+        step=StepName("b"),
+        visit=1,
+        error=ToolError(kind="timeout", message="too late"),
+        commands=(CommandId("a.1#1"), CommandId("b.1#1")),
+    )
+
+    fold(run.state, Event(execution_id=EXECUTION, event_id=EventId(10_000), fact=given_up))
+
+    assert run.state.orphans == [second, first]
+
+
+def as_jsonb(value: Any) -> Any:
+    """With its keys as Postgres keeps them: the shorter first, then by their bytes."""
+    if isinstance(value, dict):
+        return {k: as_jsonb(value[k]) for k in sorted(value, key=lambda k: (len(k), k.encode()))}
+    return value
 
 
 def test_a_child_that_takes_too_long_is_an_orphan_and_its_call_has_failed() -> None:

@@ -245,6 +245,23 @@ async def test_releasing_lets_the_next_one_claim_at_once(pool: Pool) -> None:
     assert len(second.owner.held()) == SHARD_COUNT
 
 
+async def test_releasing_frees_what_is_ours_in_postgres_and_not_in_use(pool: Pool) -> None:
+    first = await joined(pool, "a")
+    first.failures = [ConnectionResetError()]
+    with pytest.raises(ConnectionResetError):
+        await first.owner.keep()
+    other_role = "UPDATE noetl.execution_shard SET owner_runtime_id = $1 WHERE role = 'projection'"
+    await pool.execute(other_role, first.member.runtime_id)
+
+    await first.owner.release()
+
+    owned = "SELECT role FROM noetl.execution_shard WHERE owner_runtime_id IS NOT NULL"
+    assert {row["role"] for row in await pool.fetch(owned)} == {"projection"}
+    second = await joined(pool, "b")
+    await second.owner.keep()
+    assert len(second.owner.held()) == SHARD_COUNT
+
+
 async def test_a_shard_that_is_wanted_goes_to_whom_it_is_meant_for_and_to_nobody_else(
     pool: Pool,
 ) -> None:

@@ -80,12 +80,14 @@ async def lapse(pool: Pool) -> None:
     )
 
 
-async def commit(conn: Connection | Pool, claim: Claim, *, key: str = "key") -> None:
+async def commit(
+    conn: Connection | Pool, claim: Claim, *, key: str = "key", event_id: int = 100
+) -> None:
     """One event through noetl.commit_batch, under the epoch of the claim."""
     arguments = (
         {"fence_shard": [claim.shard_id], "fence_epoch": [claim.epoch]}
         | _EVENT
-        | {"e_key": [key], "e_id": [abs(hash(key))]}
+        | {"e_key": [key], "e_id": [event_id]}
         | {name: [None] for name in _COLUMNS_NULL}
         | {name: [] for name in _LISTS_EMPTY}
     )
@@ -189,11 +191,13 @@ async def test_of_two_commits_of_one_key_only_the_first_passes(pool: Pool) -> No
     claim = (await take(pool, FIRST))[0]
 
     answers = await asyncio.gather(
-        *(commit(pool, claim, key="same") for _ in range(2)), return_exceptions=True
+        *(commit(pool, claim, key="same", event_id=event_id) for event_id in (100, 101)),
+        return_exceptions=True,
     )
 
     errors = [answer for answer in answers if answer is not None]
     assert [type(error) for error in errors] == [asyncpg.UniqueViolationError]
+    assert "key_idx" in str(errors[0]), "not the key refused it"
     assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 1
 
 

@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
+from typing import Any
 
+import msgspec
 import pytest
 
+from noetl_checkpointer import commit_epoch as commit_epoch_module
 from noetl_checkpointer.commit_epoch import (
     Progress,
     close_epoch,
     commit_epoch,
+    forget_ended,
     watch_ages,
 )
 from noetl_checkpointer.config import CheckpointerConfig
@@ -17,12 +21,13 @@ from noetl_checkpointer.main import start
 from noetl_core.bus.connection import Bus, open_bus
 from noetl_core.domain.events import CheckpointCommitted, Event, StepEntered
 from noetl_core.domain.ids import EpochId, EventId, ExecutionId, ShardId, StepName
+from noetl_core.domain.snowflake import EPOCH_MS, Snowflake
 from noetl_core.process.service import Service, serving
 from noetl_core.store import checkpoint
 from noetl_core.store.event import event_row
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.messages import Barrier, decode_messages
-from noetl_core.wire.subjects import EPOCHS_CLOSE
+from noetl_core.wire.subjects import EPOCHS_CLOSE, EPOCHS_PROJECTED
 
 SHARD = ShardId(3)
 
@@ -136,16 +141,56 @@ async def test_its_time_is_the_time_of_the_event(pool: Pool, checkpointer_pool: 
     assert found.isoformat() == "2026-01-02T03:04:05+00:00"
 
 
-async def test_a_long_log_is_searched_in_pieces(pool: Pool, checkpointer_pool: Pool) -> None:
+async def test_many_closes_are_recorded_in_pieces(pool: Pool, checkpointer_pool: Pool) -> None:
     for event_id in range(1, 31):
-        await append(pool, event_id, execution_id=event_id, epoch=500 if event_id % 10 == 0 else 0)
+        await append(pool, event_id, execution_id=event_id, epoch=500 if event_id % 5 == 0 else 0)
     await project_to(pool, 30)
     progress = Progress()
 
-    counts = [await commit_epoch(checkpointer_pool, progress, batch_size=8) for _ in range(5)]
+    counts = [await commit_epoch(checkpointer_pool, progress, batch_size=2) for _ in range(5)]
 
-    assert counts == [0, 1, 1, 1, 0]
-    assert [one[0] for one in await recorded(pool)] == [10, 20, 30]
+    assert counts == [2, 2, 2, 0, 0]
+    assert [one[0] for one in await recorded(pool)] == [5, 10, 15, 20, 25, 30]
+    assert progress.searched[SHARD] == 30
+
+
+async def scanned(pool: Pool, sql: str, *arguments: Any) -> dict[str, int]:
+    """How many rows a statement has read, by index or table."""
+    async with pool.acquire() as conn:
+        answer = await conn.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", *arguments)
+    read: dict[str, int] = {}
+
+    def visit(node: dict[str, Any]) -> None:
+        name = node.get("Index Name") or node.get("Relation Name")
+        if name and node["Node Type"].endswith("Scan"):
+            rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+            read[name] = read.get(name, 0) + int(rows * node["Actual Loops"])
+        for child in node.get("Plans", ()):
+            visit(child)
+
+    visit(msgspec.json.decode(answer)[0]["Plan"])
+    return read
+
+
+async def test_recording_reads_the_closes_of_epochs_and_nothing_else_of_the_log(
+    pool: Pool, checkpointer_pool: Pool
+) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.event"
+        " (execution_id, event_id, event_key, shard_id, event_type, context)"
+        " SELECT 1, i, i, $1, CASE i % 1000 WHEN 0 THEN 'checkpoint.committed' ELSE 'call.done'"
+        " END, jsonb_build_object('barrier', i) FROM generate_series(1, 20000) AS i",
+        SHARD,
+    )
+    await pool.execute("ANALYZE noetl.event")
+    await project_to(pool, 20_000)
+
+    read = await scanned(pool, checkpoint._RECORD, [SHARD], [0], 100)
+
+    assert sum(rows for name, rows in read.items() if name.startswith("event")) == 20
+    assert await pool.fetchval("SELECT count(*) FROM noetl.checkpoint") == 20
+    idle = await scanned(pool, checkpoint._RECORD, [SHARD], [20_000], 100)
+    assert not any(rows for name, rows in idle.items() if name.startswith("event"))
 
 
 async def test_the_next_leader_goes_on_where_the_last_one_stopped(
@@ -182,10 +227,15 @@ async def test_a_checkpoint_without_an_epoch_stops_nothing(
     await pool.execute("UPDATE noetl.event SET context = NULL")
     await append(pool, 2, execution_id=8, epoch=501)
     await append(pool, 3, execution_id=7, epoch=502)
-    await pool.execute(
-        """UPDATE noetl.event SET context = '{"barrier": "x"}' WHERE execution_id = 8"""
-    )
-    await project_to(pool, 3)
+    await append(pool, 4, execution_id=6, epoch=503)
+    for execution_id, barrier in ((8, "x"), (6, "9" * 19)):
+        await pool.execute(
+            "UPDATE noetl.event SET context = jsonb_build_object('barrier', $2::text)"
+            " WHERE execution_id = $1",
+            execution_id,
+            barrier,
+        )
+    await project_to(pool, 4)
 
     assert await commit_epoch(checkpointer_pool, Progress(), batch_size=100) == 1
     assert await recorded(pool) == [(7, 502, 3)]
@@ -199,7 +249,9 @@ async def test_a_barrier_goes_to_every_shard_that_moved_and_to_no_other(
     await append(pool, 5, shard=ShardId(3))
 
     async def turn() -> EpochId | None:
-        return await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids))
+        return await close_epoch(
+            checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids)
+        )
 
     assert await turn() == 1000
     assert await turn() is None, "nothing moved"
@@ -215,68 +267,213 @@ async def test_a_barrier_that_nats_did_not_take_is_sent_with_the_next_epoch(
     progress = Progress()
     await append(pool, 5)
     async with open_bus("nats://127.0.0.1:1", name="away") as away:
-        assert await close_epoch(checkpointer_pool, away, progress, mint=lambda: next(ids)) == 1000
+        assert (
+            await close_epoch(
+                checkpointer_pool, away, progress, mint_above=lambda _floor: next(ids)
+            )
+            == 1000
+        )
 
-    assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) == 1001
+    assert (
+        await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+        == 1001
+    )
 
     assert await heard.until(1) == [(1001, SHARD)]
 
 
-async def add_execution(pool: Pool, *, started: float, updated: float, status: str) -> None:
+async def add_execution(
+    pool: Pool, *, status: str, execution_id: int = 1, last_event_id: int = 1
+) -> None:
     await pool.execute(
         "INSERT INTO noetl.execution (execution_id, catalog_id, path, version, shard_id, status,"
         " state, ctx, progress, last_event_type, last_projected_event_id, started_at, updated_at)"
-        " VALUES (1, 1, 'p', 1, $1, $2, '{}', '{}', '{}', 'step.enter', 1,"
-        " now() - make_interval(secs => $3), now() - make_interval(secs => $4))",
+        " VALUES ($1, 1, 'p', 1, $2, $3, '{}', '{}', '{}', 'step.enter', $4, now(), now())",
+        execution_id,
         SHARD,
         status,
-        started,
-        updated,
+        last_event_id,
     )
 
 
+async def ages_ms(pool: Pool, *shards: ShardId) -> dict[ShardId, float]:
+    found = await checkpoint.ages(pool, dict.fromkeys(shards, EventId(0)), limit=100)
+    return found.ages_ms
+
+
 @pytest.mark.parametrize(
-    ("started", "updated", "status", "committed", "age_seconds"),
+    ("covered_to", "status", "projected_to", "age_seconds"),
     [
-        (100, 1, "RUNNING", 60, 30),
-        (100, 70, "RUNNING", 60, None),
-        (100, 1, "COMPLETED", 60, None),
-        (100, 1, "RUNNING", None, 40),
+        (12, "RUNNING", 14, 30),
+        (12, "PAUSED", 14, 30),
+        (14, "RUNNING", 14, None),
+        (12, "COMPLETED", 14, None),
+        (12, "COMPLETED", 13, 1),
+        (None, "RUNNING", 14, 40),
+    ],
+    ids=[
+        "it goes on",
+        "it goes on when it is resumed",
+        "nothing moved since the epoch",
+        "it has ended",
+        "whether it has ended is not projected yet",
+        "there is no epoch",
     ],
 )
 async def test_the_age_is_that_of_the_first_event_past_the_last_epoch(
     pool: Pool,
     checkpointer_pool: Pool,
-    started: float,
-    updated: float,
+    covered_to: int | None,
     status: str,
-    committed: float | None,
+    projected_to: int,
     age_seconds: float | None,
 ) -> None:
-    await add_execution(pool, started=started, updated=updated, status=status)
+    await add_execution(pool, status=status, last_event_id=projected_to)
+    await project_to(pool, projected_to)
     for event_id, seconds in ((11, 40), (13, 30), (14, 1)):
         await append(pool, event_id)
+        await make_older(pool, event_id, seconds)
+    if covered_to is not None:
         await pool.execute(
-            "UPDATE noetl.event SET created_at = now() - make_interval(secs => $1)"
-            " WHERE event_id = $2",
-            seconds,
-            event_id,
-        )
-    if committed is not None:
-        await pool.execute(
-            "INSERT INTO noetl.checkpoint VALUES"
-            " (1, $1, 500, 12, now() - make_interval(secs => $2))",
+            "INSERT INTO noetl.checkpoint VALUES (1, $1, 500, $2, now() - interval '1 hour')",
             SHARD,
-            committed,
+            covered_to,
         )
 
-    found = await checkpoint.ages_ms(checkpointer_pool, [ShardId(2), SHARD])
+    found = await ages_ms(checkpointer_pool, ShardId(2), SHARD)
 
     if age_seconds is None:
         assert found == {}
     else:
         assert set(found) == {SHARD}
         assert found[SHARD] == pytest.approx(age_seconds * 1000, abs=5000)
+
+
+async def make_older(pool: Pool, event_id: int, seconds: float) -> None:
+    await pool.execute(
+        "UPDATE noetl.event SET created_at = now() - make_interval(secs => $1) WHERE event_id = $2",
+        seconds,
+        event_id,
+    )
+
+
+async def test_to_know_the_ages_of_quiet_shards_no_execution_is_read(
+    pool: Pool, checkpointer_pool: Pool
+) -> None:
+    """Not those that wait for something, nor, a second time, those that ended after an epoch."""
+    await pool.execute(
+        "INSERT INTO noetl.execution (execution_id, catalog_id, path, version, shard_id, status,"
+        " state, ctx, progress, last_event_type, last_projected_event_id, started_at, updated_at)"
+        " SELECT i, 1, 'p', 1, $1, CASE WHEN i > 3000 THEN 'COMPLETED' ELSE 'RUNNING' END, '{}',"
+        " '{}', '{}', 'step.enter', i, now(), now() FROM generate_series(1, 3010) AS i",
+        SHARD,
+    )
+    await pool.execute(
+        "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type)"
+        " SELECT i, i, 'k', $1, 'step.enter' FROM generate_series(1, 3010) AS i",
+        SHARD,
+    )
+    await pool.execute("INSERT INTO noetl.checkpoint VALUES (1, $1, 500, 3000, now())", SHARD)
+    await project_to(pool, 3010)
+    for table in ("execution", "event", "checkpoint"):
+        await pool.execute(f"ANALYZE noetl.{table}")
+    first = await scanned(pool, checkpoint._AGES, [SHARD], [0], 5000)
+    assert sum(rows for name, rows in first.items() if name.startswith("execution")) == 10
+    progress = Progress()
+    await watch_ages(checkpointer_pool, progress)
+
+    again = await scanned(pool, checkpoint._AGES, [SHARD], [progress.passed[SHARD]], 5000)
+
+    assert progress.passed[SHARD] == 3010
+    assert not any(rows for name, rows in again.items() if name.startswith(("execution", "event")))
+
+
+async def test_the_first_event_that_goes_on_is_found_behind_many_of_what_has_ended(
+    pool: Pool, checkpointer_pool: Pool
+) -> None:
+    await add_execution(pool, status="COMPLETED", execution_id=1)
+    await add_execution(pool, status="RUNNING", execution_id=2)
+    for event_id in range(1, 10):
+        await append(pool, event_id)
+    await append(pool, 10, execution_id=2)
+    await project_to(pool, 10)
+    places = {SHARD: EventId(0)}
+    seen = []
+    for _ in range(4):
+        found = await checkpoint.ages(checkpointer_pool, places, limit=4)
+        places = found.passed
+        seen.append((bool(found.ages_ms), places[SHARD]))
+
+    assert seen == [(False, 4), (False, 8), (True, 9), (True, 9)]
+
+
+async def test_epochs_of_what_has_ended_are_forgotten_but_for_the_newest_of_a_shard(
+    pool: Pool, checkpointer_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for execution_id in range(1, 8):
+        status = "RUNNING" if execution_id in (2, 5) else "COMPLETED"
+        await add_execution(pool, status=status, execution_id=execution_id)
+        for epoch in (500, 501):
+            event_id = (epoch - 500) * 10 + execution_id
+            await append(pool, event_id, execution_id=execution_id, epoch=epoch)
+    await append(pool, 90, execution_id=90, epoch=500, shard=ShardId(4))
+    await project_to(pool, 90)
+    await project_to(pool, 90, ShardId(4))
+    progress = Progress()
+    await commit_epoch(checkpointer_pool, progress, batch_size=100)
+    monkeypatch.setattr(commit_epoch_module, "SWEPT_ROWS_MAX", 3)
+
+    counts = [await forget_ended(checkpointer_pool, progress) for _ in range(12)]
+
+    left = [(execution_id, epoch) for execution_id, epoch, _ in await recorded(pool)]
+    assert left == [(2, 500), (2, 501), (5, 500), (5, 501), (7, 501), (90, 500)]
+    assert sum(counts) == 9
+    assert await checkpoint.resume(pool, [SHARD]) == {SHARD: 17}, "it would search again"
+
+
+async def test_an_epoch_is_above_all_that_were_closed_whatever_the_clock_says(
+    pool: Pool, checkpointer_pool: Pool, bus: Bus, heard: Heard
+) -> None:
+    """Brokers would take it for an old one: none would be closed until the clock has come there."""
+    minted = Snowflake(7, lambda: EPOCH_MS + 1000)
+
+    def mint_above(floor: int) -> int:
+        minted.pass_over(floor)
+        return minted.mint()
+
+    async def close(progress: Progress) -> int:
+        epoch = await close_epoch(checkpointer_pool, bus, progress, mint_above=mint_above)
+        assert epoch is not None
+        return epoch
+
+    recorded_epoch, closed_epoch, silent_epoch = (
+        n << 22 for n in (3_600_000, 3_700_000, 3_800_000)
+    )
+    await pool.execute(
+        "INSERT INTO noetl.checkpoint VALUES (1, $1, $2, 1, now())", SHARD, recorded_epoch
+    )
+    await append(pool, 5)
+    assert await close(Progress()) > recorded_epoch
+    await append(pool, 6, epoch=closed_epoch)
+    assert await close(Progress()) > closed_epoch
+    progress = Progress()
+    await close(progress)
+    await append(pool, 7)
+    await pool.execute("UPDATE noetl.event SET epoch_id = $1 WHERE event_id = 7", silent_epoch)
+    assert await close(progress) > silent_epoch
+
+
+async def test_the_newest_epochs_of_an_execution_are_those_of_its_newest_events(
+    pool: Pool, checkpointer_pool: Pool
+) -> None:
+    progress = Progress()
+    for event_id, epoch in ((1, 900), (2, 901), (3, 500), (4, 501)):
+        await append(pool, event_id, epoch=epoch)
+        await project_to(pool, event_id)
+        await commit_epoch(checkpointer_pool, progress, batch_size=100)
+
+    assert await recorded(pool) == [(1, 500, 3), (1, 501, 4)]
+    assert await checkpoint.resume(pool, [SHARD]) == {SHARD: 4}
 
 
 async def test_the_service_closes_and_records(
@@ -292,17 +489,40 @@ async def test_the_service_closes_and_records(
     assert await recorded(pool) == [(1, 500, 12)]
 
 
+async def test_what_the_projection_tells_is_recorded_long_before_the_next_look(
+    pool: Pool, database: str, nats_url: str, bus: Bus
+) -> None:
+    await append(pool, 12, epoch=500)
+    config = CheckpointerConfig(
+        postgres_dsn=database, nats_url=nats_url, checkpoint_record_interval_ms=3_600_000
+    )
+    async with serving(Service("checkpointer", config), start), asyncio.timeout(20):
+        await asyncio.sleep(0.2)
+        assert await recorded(pool) == []
+        await project_to(pool, 12)
+
+        await bus.wake(EPOCHS_PROJECTED)
+        while not await recorded(pool):  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.02)
+
+
 async def test_a_shard_that_missed_its_barrier_gets_another(
     pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
 ) -> None:
     progress = Progress()
     await append(pool, 5)
-    await add_execution(pool, started=100, updated=1, status="RUNNING")
-    await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids))
-    assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) is None
+    await add_execution(pool, status="RUNNING")
+    await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+    assert (
+        await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+        is None
+    )
     await pool.execute("UPDATE noetl.event SET created_at = now() - interval '1 minute'")
 
     await watch_ages(checkpointer_pool, progress)
 
-    assert await close_epoch(checkpointer_pool, bus, progress, mint=lambda: next(ids)) == 1001
+    assert (
+        await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+        == 1001
+    )
     assert await heard.until(2) == [(1000, SHARD), (1001, SHARD)]

@@ -3,29 +3,30 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from noetl_cli.failure import CommandFailed
 from noetl_cli.rebuild import rebuild_all, rebuild_one
-from noetl_core.domain.ids import ExecutionId
-from noetl_core.store import refold
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.domain.ids import EventId, ExecutionId
+from noetl_core.domain.sharding import shard_of
+from noetl_core.store import event, execution_projection, execution_shard, refold, setting
+from noetl_core.store.postgres import Pool
 from noetl_projection.audit import audit
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
-from services.projection.logs import FIRST_EXECUTION, append, interleaved, shard
+from services.projection.logs import (
+    FIRST_EXECUTION,
+    SHARD_COUNT,
+    append,
+    interleaved,
+    shard,
+)
 from services.projection.test_project import ALL_SHARDS, project_all, rows, take_over
 
 FIRST = ExecutionId(FIRST_EXECUTION)
-
-
-@pytest.fixture
-async def projection_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_projection", size_max=4) as opened:
-        yield opened
 
 
 def nothing(_folded: int, _written: int) -> None: ...
@@ -125,6 +126,135 @@ async def test_an_execution_without_events_is_left_as_it_is(
     right = await rows(pool)
 
     assert (await rebuild_all(database, nothing)).written == 0
+    assert await rows(pool) == right
+
+
+async def put_back(pool: Pool, execution_id: ExecutionId, *, events: int) -> None:
+    """Let the row stand where it stood after its first few events, right for that moment."""
+    ids = await pool.fetch(
+        "SELECT event_id FROM noetl.event WHERE execution_id = $1 ORDER BY event_id", execution_id
+    )
+    early = await refold.refold(pool, execution_id, upto=EventId(ids[events - 1][0]))
+    assert early is not None
+    async with pool.acquire() as conn:
+        assert await execution_projection.rewrite(conn, early, seen=EventId(ids[-1][0]))
+
+
+async def test_a_row_that_is_behind_its_watermark_is_found(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    await append(pool, interleaved(4, 6))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await put_back(pool, FIRST, events=2)
+
+    assert await audit(projection_pool, ALL_SHARDS, limit=100) == 1
+
+    assert await rows(pool) == right
+
+
+async def test_what_is_not_projected_yet_is_no_difference(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    logged = interleaved(4, 6)
+    await append(pool, logged)
+    await project(
+        projection_pool, await take_over(pool, 1), Memory(executions_max=100), batch_size=3
+    )
+    assert await pool.fetchval("SELECT max(last_projected_event_id) FROM noetl.execution") < max(
+        one.event.event_id for one in logged
+    )
+
+    assert await audit(projection_pool, ALL_SHARDS, limit=100) == 0
+
+
+async def test_an_execution_that_is_archived_while_it_is_compared_does_not_differ(
+    pool: Pool, projection_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append(pool, interleaved(4, 1, items=60))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    read_upto, pages = event.read_upto, 0
+
+    async def read_page(*arguments: Any, **named: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        if pages == 2:
+            await pool.execute("DELETE FROM noetl.event")
+        return await read_upto(*arguments, **named)
+
+    monkeypatch.setattr(refold, "PAGE_SIZE", 50)
+    monkeypatch.setattr(event, "read_upto", read_page)
+
+    assert await audit(projection_pool, ALL_SHARDS, limit=10) == 0
+    assert pages == 2
+    assert await rows(pool) == right
+    assert await letters(pool) == []
+
+
+async def test_an_execution_that_is_archived_after_it_was_compared_is_left_as_it_is(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    await append(pool, interleaved(4, 1))
+    await project_all(projection_pool, await take_over(pool, 1))
+    await pool.execute("UPDATE noetl.execution SET path = 'changed'")
+    found = await refold.compare(pool, FIRST)
+    assert found is not None
+    await pool.execute("DELETE FROM noetl.event")
+
+    await refold.heal(projection_pool, [found])
+
+    assert await pool.fetchval("SELECT path FROM noetl.execution") == "changed"
+    assert await letters(pool) == []
+
+
+async def test_a_row_that_has_moved_is_not_written_over(pool: Pool, projection_pool: Pool) -> None:
+    await append(pool, interleaved(4, 1))
+    await project_all(projection_pool, await take_over(pool, 1))
+    newest = await rows(pool)
+    early = await refold.refold(pool, FIRST, upto=EventId(FIRST_EXECUTION * 2 + 2))
+    assert early is not None
+
+    async with projection_pool.acquire() as conn:
+        for seen in (None, early.last_event_id):
+            assert not await execution_projection.rewrite(conn, early, seen=seen)
+
+    assert await rows(pool) == newest
+
+
+async def test_a_row_is_mended_under_the_fence_of_the_shard_it_has_gone_to(
+    pool: Pool, projection_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard count changes between the look at it and the fence."""
+    await append(pool, interleaved(4, 1))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await pool.execute("UPDATE noetl.execution SET path = 'wrong'")
+    found = await refold.compare(pool, FIRST)
+    assert found is not None
+    shards = next(n for n in range(17, 64) if shard_of(FIRST, shard_count=n) >= SHARD_COUNT)
+    counted, asked = setting.shard_count, 0
+
+    async def count(conn: Any) -> int:
+        nonlocal asked
+        asked += 1
+        answer = await counted(conn)
+        if asked == 1:
+            async with pool.acquire() as other, other.transaction():
+                await execution_shard.lock_all(other)
+                await execution_shard.begin_anew(other, shard_count=shards)
+                await other.execute(
+                    "UPDATE noetl.setting SET value = to_jsonb($1::integer)"
+                    " WHERE name = 'shard_count'",
+                    shards,
+                )
+        return answer
+
+    monkeypatch.setattr(setting, "shard_count", count)
+    epoch = "SELECT epoch FROM noetl.execution_shard WHERE role = 'projection' AND shard_id = $1"
+    await refold.heal(projection_pool, [found])
+
+    assert await pool.fetchval(epoch, shard_of(FIRST, shard_count=shards)) == 1
     assert await rows(pool) == right
 
 

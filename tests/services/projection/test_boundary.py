@@ -32,19 +32,23 @@ async def write(pool: Pool) -> list[Logged]:
     switch_id = log[half - 1].event.event_id
     moved = [_moved(one) for one in log[half:]]
     await append(pool, log[:half])
-    await resize.request(pool, 1, shards_from=16, shards_to=SHARDS)
-    async with pool.acquire() as conn, conn.transaction():
-        wish = await resize.open_wish(conn, is_locked=True)
-        assert wish is not None
-        await execution_shard.lock_all(conn)
-        await execution_shard.begin_anew(conn, shard_count=SHARDS)
-        await resize.record_switch(conn, wish, EventId(switch_id))
+    await change_count(pool, SHARDS, switch_id=switch_id)
     await append(pool, moved)
     return [*log[:half], *moved]
 
 
-def _moved(one: Logged) -> Logged:
-    home = shard_of(one.event.execution_id, shard_count=SHARDS)
+async def change_count(pool: Pool, shards: int, *, switch_id: EventId) -> None:
+    await resize.request(pool, 1, shards_from=16, shards_to=shards)
+    async with pool.acquire() as conn, conn.transaction():
+        wish = await resize.open_wish(conn, is_locked=True)
+        assert wish is not None
+        await execution_shard.lock_all(conn)
+        await execution_shard.begin_anew(conn, shard_count=shards)
+        await resize.record_switch(conn, wish, switch_id)
+
+
+def _moved(one: Logged, shards: int = SHARDS) -> Logged:
+    home = shard_of(one.event.execution_id, shard_count=shards)
     return Logged(one.event, home, one.created_at)
 
 
@@ -86,6 +90,30 @@ async def test_nothing_past_the_change_is_read_until_every_shard_has_come_there(
     assert states == folded(log)
     last = {one.event.execution_id: one.shard_id for one in log}
     assert {row["execution_id"]: row["shard_id"] for row in found} == last
+
+
+async def test_a_replay_reads_the_shards_that_were_set_aside(pool: Pool) -> None:
+    log = interleaved(7, EXECUTIONS)
+    half = len(log) // 2
+    await append(pool, log[:half])
+    await change_count(pool, 8, switch_id=log[half - 1].event.event_id)
+    await append(pool, [_moved(one, 8) for one in log[half:]])
+    held = await claim_all(pool)
+    for _ in range(2):
+        await project_some(pool, held)
+    before = await rows(pool)
+    await pool.execute("UPDATE noetl.resize SET switched_at = now() - interval '2 hours'")
+    assert await execution_shard.retire(pool, quiet_seconds=3900) == list(range(8, 16))
+
+    async with pool.acquire() as conn, conn.transaction():
+        await forget_everything(conn)
+    held = await claim_all(pool)
+    for _ in range(2):
+        await project_some(pool, held)
+
+    assert await rows(pool) == before
+    assert await resize.next_boundary(pool) is None
+    assert await execution_shard.retire(pool, quiet_seconds=3900) == list(range(8, 16))
 
 
 async def test_a_replay_of_a_log_in_which_the_count_changed_gives_the_same_bytes(

@@ -2,7 +2,7 @@
 
 import itertools
 
-from noetl_projection.pace import Pace
+from noetl_projection.pace import HURRY_SECONDS, Pace
 
 
 class Clock:
@@ -33,3 +33,15 @@ def test_turns_that_follow_each_other_closely_begin_a_window_apart() -> None:
 
     gaps = [round(b - a, 6) for a, b in itertools.pairwise(began)]
     assert gaps == [0.02, 0.02, 0.02, 0.03]
+
+
+def test_wake_ups_after_a_barrier_are_in_a_hurry_for_a_while() -> None:
+    clock = Clock()
+    pace = Pace(0.02, clock)
+    seen = [pace.is_hurried]
+    pace.hurry()
+    for part in (0.9, 0.2):
+        clock.now += HURRY_SECONDS * part
+        seen.append(pace.is_hurried)
+
+    assert seen == [False, True, False]

@@ -35,7 +35,7 @@ from noetl_core.domain.ids import (
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import execution_projection, execution_shard
 from noetl_core.store.event import event_of
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
 from services.projection.logs import (
@@ -48,13 +48,6 @@ from services.projection.logs import (
 )
 
 ALL_SHARDS = [ShardId(n) for n in range(SHARD_COUNT)]
-
-
-@pytest.fixture
-async def projection_pool(database: str) -> AsyncIterator[Pool]:
-    """Under the role of the service, so that every test proves its grants too."""
-    async with open_pool(database, role="noetl_projection", size_max=4) as opened:
-        yield opened
 
 
 class Held:
@@ -501,7 +494,7 @@ async def test_a_row_never_goes_back_to_an_earlier_event(pool: Pool, projection_
     newest = await rows(pool)
     execution_id = logged[0].event.execution_id
     async with projection_pool.acquire() as conn:
-        one = (await execution_projection.load(conn, [execution_id]))[execution_id]
+        one = (await execution_projection.load(conn, [execution_id])).rows[execution_id]
         one.last_event_id, one.last_event_type = EventId(one.last_event_id - 1), "older"
 
         await execution_projection.commit(conn, shards.held(), changed=[one], parked=[], reached={})
@@ -538,6 +531,27 @@ async def test_a_projection_without_work_or_shards_is_not_behind(
     await project(projection_pool, Held({}), memory, batch_size=1)
 
     assert memory.behind == 0
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_what_has_ended_is_told_by_the_turn_that_showed_it_and_by_no_other(
+    pool: Pool, projection_pool: Pool, is_away: bool
+) -> None:
+    """Neither by one without shards, nor by one that Postgres let down."""
+    await append(pool, interleaved(93, 10))
+    shards, memory = await take_over(pool, 1), Memory(executions_max=1000)
+    await project(projection_pool, shards, memory, batch_size=500)
+    assert memory.ended
+    assert memory.ended_rows
+    if is_away:
+        fragile = Interrupted(projection_pool, at=1, act=kill, before=True)
+        with pytest.raises(Killed):
+            await project(cast("Pool", fragile), shards, memory, batch_size=500)
+    else:
+        await project(projection_pool, Held({}), memory, batch_size=500)
+
+    assert memory.ended == []
+    assert memory.ended_rows == []
 
 
 async def test_no_shards_is_no_work(projection_pool: Pool) -> None:

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from noetl_core.bus.connection import Bus
+from noetl_core.domain.events import CheckpointCommitted
 from noetl_core.process.service import Service, serving
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.subjects import log_wake
+from noetl_core.wire.subjects import EPOCHS_PROJECTED, log_wake
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.main import start
 from services.projection.logs import append, interleaved
@@ -49,6 +50,38 @@ async def test_a_wake_up_is_heard_long_before_the_next_poll(
         await until(lambda: _is(executions(pool), 1))
 
     assert await held_shards(pool) == 0, "the shards were not released at the end"
+
+
+async def test_the_close_of_an_epoch_is_told_when_it_is_projected(
+    pool: Pool, database: str, nats_url: str, bus: Bus
+) -> None:
+    told = asyncio.Event()
+
+    async def hear(_body: bytes) -> None:
+        told.set()
+
+    await bus.subscribe(EPOCHS_PROJECTED, hear)
+    logged = interleaved(1, 12)
+    closes = [one for one in logged if isinstance(one.event.fact, CheckpointCommitted)]
+    config = ProjectionConfig(postgres_dsn=database, nats_url=nats_url)
+    async with serving(Service("projection", config), start):
+        before = [one for one in logged if one.event.event_id < closes[0].event.event_id]
+        await append(pool, before)
+        last = before[-1].event.event_id
+        await until(lambda: _is(_reached(pool), last))
+        assert not told.is_set()
+
+        await append(pool, [closes[0]])
+        await asyncio.wait_for(told.wait(), WAIT_SECONDS_MAX)
+
+    assert await _reached(pool) == closes[0].event.event_id
+
+
+async def _reached(pool: Pool) -> int | None:
+    found: int | None = await pool.fetchval(
+        "SELECT max(last_projected_event_id) FROM noetl.projection_checkpoint"
+    )
+    return found
 
 
 async def test_without_nats_the_log_is_polled(pool: Pool, database: str) -> None:

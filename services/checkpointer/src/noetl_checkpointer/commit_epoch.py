@@ -8,7 +8,7 @@ Correctness never rests on it, so a lost barrier, or a checkpointer that is down
 the last recorded epoch is older.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -23,6 +23,10 @@ from noetl_core.wire.subjects import EPOCHS_CLOSE
 EPOCHS_KEPT = 2
 SEND_AGAIN_MS = 5000.0
 """A shard that works for so long past its last epoch has missed its barrier."""
+AGED_EVENTS_MAX = 5000
+"""Events of a shard that are looked at in one turn for the first that no epoch covers."""
+SWEPT_ROWS_MAX = 2000
+"""Recorded epochs that are looked at in one turn for executions that have ended."""
 
 log = structlog.get_logger()
 
@@ -31,22 +35,32 @@ class Progress:
     """Where the checkpointer stands. Losing it costs a second look at what is done already."""
 
     def __init__(self) -> None:
+        self.floor: EpochId | None = None
+        """The highest epoch of those who led before us. The next one is above it, or brokers would
+        take it for one that they have closed."""
         self.closed: dict[ShardId, EventId] = {}
         """The shard's newest event when its last barrier was sent."""
         self.searched: dict[ShardId, EventId] = {}
-        """The last event that was searched for a closed epoch."""
+        """Up to which event closed epochs were searched for."""
+        self.passed: dict[ShardId, EventId] = {}
+        """Up to which event nothing goes on that no epoch covers."""
+        self.swept = checkpoint.BEFORE_ALL
 
 
 async def close_epoch(
-    pool: Pool, bus: Bus, progress: Progress, *, mint: Callable[[], int]
+    pool: Pool, bus: Bus, progress: Progress, *, mint_above: Callable[[int], int]
 ) -> EpochId | None:
     """One turn: a barrier to every shard that moved since its last one. None when all are quiet."""
+    shards = await _shards(pool)
+    if progress.floor is None:
+        progress.floor = await checkpoint.newest_epoch(pool, shards)
     # By the log, not by the projection: one that is behind must not put off the next epoch, too.
-    newest = await event.newest_event_ids(pool, await _shards(pool))
-    moved = {s: to for s, to in newest.items() if to > progress.closed.get(s, 0)}
+    newest = await event.newest_events(pool, shards)
+    moved = {s: to.event_id for s, to in newest.items() if to.event_id > progress.closed.get(s, 0)}
     if not moved:
         return None
-    epoch = EpochId(mint())
+    # A broker may know of an epoch that closed nothing: it is in the events that came after.
+    epoch = EpochId(mint_above(max(progress.floor, *(to.epoch for to in newest.values()))))
     # To whoever listens now: what waits in a stream behind a backlog would close nothing in time.
     # A barrier that is lost is sent again with the next epoch, at the latest when the age shows it.
     is_sent = bus.is_connected
@@ -79,11 +93,20 @@ async def commit_epoch(pool: Pool, progress: Progress, *, batch_size: int) -> in
 async def watch_ages(pool: Pool, progress: Progress) -> None:
     """One turn: show how long each shard has worked past its last epoch."""
     shards = await _shards(pool)
-    ages = await checkpoint.ages_ms(pool, shards)
-    for shard in [shard for shard, age_ms in ages.items() if age_ms > SEND_AGAIN_MS]:
+    places = {shard: progress.passed.get(shard, EventId(0)) for shard in shards}
+    found = await checkpoint.ages(pool, places, limit=AGED_EVENTS_MAX)
+    progress.passed.update(found.passed)
+    for shard in [shard for shard, age_ms in found.ages_ms.items() if age_ms > SEND_AGAIN_MS]:
         progress.closed.pop(shard, None)
-    metrics.show_ages(shards, ages)
+    metrics.show_ages(shards, found.ages_ms)
 
 
-async def _shards(pool: Pool) -> Iterable[ShardId]:
+async def forget_ended(pool: Pool, progress: Progress) -> int:
+    """One turn: the epochs of executions that have ended serve nobody. Says how many went."""
+    swept = await checkpoint.forget_ended(pool, progress.swept, limit=SWEPT_ROWS_MAX)
+    progress.swept = swept.upto
+    return swept.row_count
+
+
+async def _shards(pool: Pool) -> Sequence[ShardId]:
     return [ShardId(number) for number in range(await setting.shard_count(pool))]

@@ -15,5 +15,5 @@ class CheckpointerConfig(Config, frozen=True, kw_only=True):
         int, Meta(gt=0, description="How often closed epochs are looked for and recorded.")
     ] = 100
     checkpoint_batch_size: Annotated[
-        int, Meta(gt=0, description="Events of each shard that are searched in one turn.")
+        int, Meta(gt=0, description="Closes of epochs that are recorded of each shard in one turn.")
     ] = 5000

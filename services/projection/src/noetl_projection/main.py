@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from noetl_core.bus.connection import open_bus
+from noetl_core.bus.connection import Bus, open_bus
 from noetl_core.domain.ids import ShardId
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.ownership import ShardOwner
@@ -13,7 +13,14 @@ from noetl_core.process.telemetry import spans
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import open_pool
 from noetl_core.wire.messages import encode_ids
-from noetl_core.wire.subjects import EXECUTIONS_ENDED, LOG_ENDED, log_wake, shards_wake
+from noetl_core.wire.subjects import (
+    EPOCHS_CLOSE,
+    EPOCHS_PROJECTED,
+    EXECUTIONS_ENDED,
+    LOG_ENDED,
+    log_wake,
+    shards_wake,
+)
 from noetl_projection.audit import audit
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.memory import Memory
@@ -33,9 +40,12 @@ async def start(service: Service[ProjectionConfig]) -> None:
     heard: set[ShardId] = set()
 
     async def hear(body: bytes) -> None:
-        if body == LOG_ENDED:
+        if body == LOG_ENDED or pace.is_hurried:
             urgent.set()
         grown.set()
+
+    async def expect_close(_body: bytes) -> None:
+        pace.hurry()
 
     async def gained(claims: Sequence[Claim]) -> None:
         grown.set()
@@ -62,10 +72,9 @@ async def start(service: Service[ProjectionConfig]) -> None:
             await pace.pause(unless=urgent)
         urgent.clear()
         await project(pool, owner, memory, batch_size=config.projection_batch_size)
-        if memory.ended:
-            await bus.wake(EXECUTIONS_ENDED, encode_ids(memory.ended))
-            if told is not None:
-                tell_ended(told, memory.ended_rows)
+        await _tell(bus, memory)
+        if told is not None:
+            tell_ended(told, memory.ended_rows)
         return memory.behind > 0
 
     async def look_again() -> None:
@@ -73,10 +82,19 @@ async def start(service: Service[ProjectionConfig]) -> None:
 
     service.every(config.shard_look_seconds, owner.keep, wake=wanted, name="ownership")
     await bus.subscribe(shards_wake("projection"), look_at_shards)
+    await bus.subscribe(EPOCHS_CLOSE, expect_close)
     service.on_stop(owner.release)
     service.every(config.projection_poll_ms / 1000, turn, wake=grown, name="project")
     if config.projection_audit_interval_seconds:
         service.every(config.projection_audit_interval_seconds, look_again, name="audit")
+
+
+async def _tell(bus: Bus, memory: Memory) -> None:
+    """Whoever waits for what the last turn has shown."""
+    if memory.ended:
+        await bus.wake(EXECUTIONS_ENDED, encode_ids(memory.ended))
+    if memory.has_closed:
+        await bus.wake(EPOCHS_PROJECTED)
 
 
 SERVICE = Part("projection", ProjectionConfig, start)

@@ -23,6 +23,11 @@ class Memory:
         """Executions that the last turn showed as ended."""
         self.ended_rows: list[Projected] = []
         """And what it showed of them."""
+        self.has_closed = False
+        """Whether the last turn passed the close of an epoch."""
+        self.given_up: dict[ExecutionId, ShardId] = {}
+        """Executions whose row could not be read nor made anew: they are passed over for as long as
+        their shard is ours, so that a long log is not read again by every turn."""
         self._executions_max = executions_max
         self._executions: OrderedDict[ExecutionId, Projected] = OrderedDict()
 
@@ -39,12 +44,14 @@ class Memory:
         for shard in gone:
             self.epochs.pop(shard, None)
             self.watermarks.pop(shard, None)
+        self.given_up = {e: shard for e, shard in self.given_up.items() if shard not in gone}
         for execution_id in [e for e, one in self._executions.items() if one.shard_id in gone]:
             del self._executions[execution_id]
 
     def clear(self) -> None:
         self.epochs.clear()
         self.watermarks.clear()
+        self.given_up.clear()
         self._executions.clear()
         self.behind = 0
 

@@ -18,6 +18,10 @@ EVENTS = _meter.create_counter(
 PARKED = _meter.create_counter(
     "noetl_projection_parked_events", description="Events that could not be folded and were parked."
 )
+UNREADABLE = _meter.create_counter(
+    "noetl_projection_unreadable_rows",
+    description="Rows that could not be read, by outcome (refolded, given_up).",
+)
 AUDITED = _meter.create_counter(
     "noetl_projection_audited_executions",
     description="Executions that were folded again and compared with their row.",

@@ -21,6 +21,7 @@ from noetl_core.store.postgres import Connection, Pool
 from noetl_core.store.refold import advance, copied
 from noetl_projection import metrics
 from noetl_projection.memory import Memory
+from noetl_projection.unreadable import load_rows
 
 TURN_EVENTS_MAX = 4000
 """Of all shards together, while more than one is behind. Few large turns catch up sooner than many
@@ -42,6 +43,7 @@ class Shards(Protocol):
 async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int) -> int:
     """One turn over the shards we hold. Says how many events it has passed."""
     memory.keep(shards.held())
+    memory.ended, memory.ended_rows, memory.has_closed = [], [], False
     if not memory.epochs:
         return 0
     try:
@@ -63,7 +65,6 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     limit = max(1, min(batch_size, TURN_EVENTS_MAX // max(1, memory.behind)))
     rows = await event.read_shards(conn, memory.watermarks, limit=limit, upto=memory.boundary)
     memory.behind = _shards_cut_off(rows, limit)
-    memory.ended, memory.ended_rows = [], []
     if not rows:
         metrics.say_current(memory.epochs)
         return 0
@@ -75,6 +76,7 @@ async def _project(conn: Connection, shards: Shards, memory: Memory, *, batch_si
     memory.remember(changed, reached)
     memory.ended_rows = [one for one in changed.values() if one.state.is_terminal]
     memory.ended = [one.state.execution_id for one in memory.ended_rows]
+    memory.has_closed = any(row["event_type"] == "checkpoint.committed" for row in rows)
     await _let_go(shards, memory, memory.epochs.keys() - kept.keys())
     metrics.say_projected(kept, events=len(rows), parked=len(parked))
     return len(rows)
@@ -89,19 +91,32 @@ async def _let_go(shards: Shards, memory: Memory, lost: Collection[ShardId]) -> 
 async def _fold_rows(
     conn: Connection, memory: Memory, rows: list[Any]
 ) -> tuple[dict[ExecutionId, Projected], list[Parked]]:
+    rows = _passable(memory, rows)
     touched = {ExecutionId(row["execution_id"]) for row in rows}
     found = memory.recall(touched)
     unknown = touched - found.keys()
+    parked: list[Parked] = []
     if unknown:
-        found.update(await execution_projection.load(conn, unknown))
+        loaded, parked = await load_rows(conn, memory, unknown, rows)
+        found.update(loaded)
+        rows = _passable(memory, rows)
     spoiled = _fold_trusting(found, rows)
     if not spoiled:
-        return found, []
+        return found, parked
     # A failed fold leaves its state half changed: start again from the row, which is whole.
     for execution_id in spoiled:
         found.pop(execution_id, None)
-    found.update(await execution_projection.load(conn, spoiled))
-    return found, _fold_carefully(found, [r for r in rows if r["execution_id"] in spoiled])
+    loaded, more = await load_rows(conn, memory, spoiled, rows)
+    found.update(loaded)
+    spoiled -= memory.given_up.keys()
+    again = [row for row in rows if row["execution_id"] in spoiled]
+    return found, [*parked, *more, *_fold_carefully(found, again)]
+
+
+def _passable(memory: Memory, rows: list[Any]) -> list[Any]:
+    if not memory.given_up:
+        return rows
+    return [row for row in rows if row["execution_id"] not in memory.given_up]
 
 
 def _fold_trusting(found: dict[ExecutionId, Projected], rows: Iterable[Any]) -> set[ExecutionId]:

@@ -307,7 +307,8 @@ def _send_off(state: ExecutionState, hops: tuple[Hop, ...]) -> None:
 
 def _end(state: ExecutionState, status: ExecutionStatus) -> None:
     state.status = status
-    state.orphans = _children(state, state.commands)
+    # A state that came back from the database has its commands in another order: jsonb sorts keys.
+    state.orphans = sorted(_children(state, state.commands))
     state.held_back = dict(state.arrivals)
     for visit in state.visits.values():
         state.steps[visit.step].status = "CANCELLED"

@@ -190,8 +190,7 @@ class ShardOwner:
 
     async def give_up(self, shard_ids: list[ShardId]) -> None:
         """Stop using these shards first, then let the others have them."""
-        for shard_id in shard_ids:
-            await self._lose(shard_id)
+        await self._let_go(shard_ids)
         await execution_shard.release(self._pool, self.role, self._member.runtime_id, shard_ids)
         await self._on_release()
 
@@ -200,13 +199,16 @@ class ShardOwner:
         async with self._turn:
             # Who still counts us among the living would leave our share to us.
             await runtime.mark_offline(self._pool, [self._member.runtime_id])
-            await self.give_up(list(self._claims))
+            await self._let_go(list(self._claims))
+            # Also what is ours in Postgres and not in use: claimed while its gain failed, or lost
+            # by a refused commit and kept by our lease.
+            await execution_shard.release(self._pool, self.role, self._member.runtime_id)
+            await self._on_release()
 
     async def lost(self, shard_ids: Iterable[ShardId]) -> None:
         """A commit was refused (ShardLostError): not ours any more, whatever the lease says."""
         self._is_renewal_due = True
-        for shard_id in shard_ids:
-            await self._lose(shard_id)
+        await self._let_go(shard_ids)
 
     def _is_lapsed(self) -> bool:
         return self._clock() - self._renewed_at >= self._lease_seconds
@@ -268,6 +270,10 @@ class ShardOwner:
         for shard_id, epoch in list(self._claims.items()):
             if kept.get(shard_id) != epoch:
                 await self._lose(shard_id)
+
+    async def _let_go(self, shard_ids: Iterable[ShardId]) -> None:
+        for shard_id in shard_ids:
+            await self._lose(shard_id)
 
     async def _lose(self, shard_id: ShardId) -> None:
         epoch = self._claims.pop(shard_id, None)

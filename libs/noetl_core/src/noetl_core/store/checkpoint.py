@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from noetl_core.domain.ids import EventId, ExecutionId, ShardId
+from noetl_core.domain.ids import EpochId, EventId, ExecutionId, ShardId
 from noetl_core.store.postgres import Connection, Pool
 
 _RESUME = """
@@ -12,7 +12,7 @@ FROM unnest($1::integer[]) AS wanted (shard_id)
 LEFT JOIN LATERAL (
     SELECT last_event_id FROM noetl.checkpoint
     WHERE shard_id = wanted.shard_id
-    ORDER BY epoch DESC, last_event_id DESC
+    ORDER BY last_event_id DESC
     LIMIT 1
 ) AS newest ON true
 """
@@ -24,26 +24,55 @@ async def resume(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict[Sha
     return {ShardId(row["shard_id"]): EventId(row["event_id"]) for row in rows}
 
 
+# A number that fits a bigint: whatever else stands there is no epoch, and stops nothing.
+_IS_EPOCH = "'^([0-9]{1,18}|[1-8][0-9]{18})$'"
+
+_NEWEST_EPOCH = f"""
+SELECT greatest(
+    (SELECT max(epoch) FROM noetl.checkpoint),
+    (
+        SELECT max(CASE WHEN newest.epoch ~ {_IS_EPOCH} THEN newest.epoch::bigint END)
+        FROM unnest($1::integer[]) AS wanted (shard_id)
+        CROSS JOIN LATERAL (
+            SELECT context ->> 'barrier' AS epoch FROM noetl.event
+            WHERE event_type = 'checkpoint.committed' AND shard_id = wanted.shard_id
+            ORDER BY event_id DESC
+            LIMIT 1
+        ) AS newest
+    )
+)
+"""  # noqa: S608 - the pattern is a constant
+
+
+async def newest_epoch(conn: Connection | Pool, shards: Iterable[ShardId]) -> EpochId:
+    """The highest epoch that was recorded or closed; 0 when there is none."""
+    return EpochId(await conn.fetchval(_NEWEST_EPOCH, list(shards)) or 0)
+
+
 class Recorded(NamedTuple):
     searched: dict[ShardId, EventId]
-    """The last event that was looked at, of each shard that had any."""
+    """Up to which event closed epochs were looked for, of each shard that was projected further."""
     executions: list[ExecutionId]
     """Whose epochs were recorded."""
 
 
-# The rows of a shard are looked at in log order and recorded together with everything before them,
-# so the newest recorded one is a place to go on from.
-_RECORD = """
-WITH passed AS (
+# Whatever is before the watermark is in the log, and it is read in the snapshot of the watermark:
+# a shard that has fewer closes than asked for is searched up to there.
+_RECORD = f"""
+WITH wanted AS (
+    SELECT shard_id, after_id, last_projected_event_id AS watermark
+    FROM unnest($1::integer[], $2::bigint[]) AS u (shard_id, after_id)
+    JOIN noetl.projection_checkpoint USING (shard_id)
+    WHERE last_projected_event_id > after_id
+),
+passed AS (
     SELECT wanted.shard_id, e.execution_id, e.event_id, e.epoch, e.created_at
-    FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard_id, after_id)
-    JOIN noetl.projection_checkpoint AS p ON p.shard_id = wanted.shard_id
+    FROM wanted
     CROSS JOIN LATERAL (
-        SELECT execution_id, event_id, created_at,
-               CASE WHEN event_type = 'checkpoint.committed' THEN context ->> 'barrier' END AS epoch
+        SELECT execution_id, event_id, created_at, context ->> 'barrier' AS epoch
         FROM noetl.event
-        WHERE shard_id = wanted.shard_id
-          AND event_id > wanted.after_id AND event_id <= p.last_projected_event_id
+        WHERE event_type = 'checkpoint.committed' AND shard_id = wanted.shard_id
+          AND event_id > wanted.after_id AND event_id <= wanted.watermark
         ORDER BY event_id
         LIMIT $3
     ) AS e
@@ -51,20 +80,22 @@ WITH passed AS (
 recorded AS (
     INSERT INTO noetl.checkpoint (execution_id, shard_id, epoch, last_event_id, committed_at)
     SELECT execution_id, shard_id, epoch::bigint, event_id, created_at
-    FROM passed WHERE epoch ~ '^[0-9]+$'
+    FROM passed WHERE epoch ~ {_IS_EPOCH}
     ON CONFLICT DO NOTHING
     RETURNING execution_id
 )
-SELECT shard_id, max(event_id) AS searched_to,
+SELECT shard_id,
+       CASE WHEN count(event_id) < $3 THEN watermark ELSE max(event_id) END AS searched_to,
        (SELECT array_agg(DISTINCT execution_id) FROM recorded) AS executions
-FROM passed GROUP BY shard_id
-"""
+FROM wanted LEFT JOIN passed USING (shard_id)
+GROUP BY shard_id, watermark
+"""  # noqa: S608 - the pattern is a constant
 
 
 async def record(
     conn: Connection | Pool, searched: Mapping[ShardId, EventId], *, limit: int
 ) -> Recorded:
-    """Record the epochs that the projection has passed, looking at `limit` events of each shard."""
+    """Record the epochs that the projection has passed, up to `limit` closes of each shard."""
     rows = await conn.fetch(_RECORD, list(searched), list(searched.values()), limit)
     executions = rows[0]["executions"] if rows else None
     return Recorded(
@@ -77,7 +108,7 @@ _PRUNE = """
 DELETE FROM noetl.checkpoint AS c
 USING (
     SELECT execution_id, epoch,
-           row_number() OVER (PARTITION BY execution_id ORDER BY epoch DESC) AS place
+           row_number() OVER (PARTITION BY execution_id ORDER BY last_event_id DESC) AS place
     FROM noetl.checkpoint WHERE execution_id = ANY ($1::bigint[])
 ) AS ranked
 WHERE c.execution_id = ranked.execution_id AND c.epoch = ranked.epoch AND ranked.place > $2
@@ -91,36 +122,108 @@ async def prune(
     await conn.execute(_PRUNE, list(execution_ids), keep)
 
 
-# From the first event that no recorded epoch covers: that is what would be replayed. A shard in
-# which nothing moved since its last epoch has no age, however long ago that was, and what has ended
-# needs no epoch any more.
-_AGES = """
-SELECT wanted.shard_id,
-       extract(epoch FROM clock_timestamp() - uncovered.since) * 1000 AS age_ms
-FROM unnest($1::integer[]) AS wanted (shard_id)
-LEFT JOIN LATERAL (
-    SELECT committed_at, last_event_id FROM noetl.checkpoint
-    WHERE shard_id = wanted.shard_id
-    ORDER BY epoch DESC, last_event_id DESC
-    LIMIT 1
-) AS newest ON true
-CROSS JOIN LATERAL (
-    SELECT min(first.created_at) AS since
-    FROM noetl.execution AS x
-    CROSS JOIN LATERAL (
-        SELECT created_at FROM noetl.event
-        WHERE execution_id = x.execution_id AND event_id > coalesce(newest.last_event_id, 0)
-        ORDER BY event_id
-        LIMIT 1
-    ) AS first
-    WHERE x.shard_id = wanted.shard_id AND x.status IN ('PENDING', 'RUNNING')
-      AND x.updated_at > coalesce(newest.committed_at, '-infinity')
-) AS uncovered
-WHERE uncovered.since IS NOT NULL
+class Place(NamedTuple):
+    """A row of noetl.checkpoint, by its key."""
+
+    execution_id: ExecutionId
+    epoch: EpochId
+
+
+BEFORE_ALL = Place(ExecutionId(0), EpochId(0))
+
+# Page by page through the key. The newest row of a shard stays, whosoever it is: it says how far
+# the shard is covered.
+_FORGET_ENDED = """
+WITH page AS (
+    SELECT execution_id, epoch, shard_id, last_event_id FROM noetl.checkpoint
+    WHERE (execution_id, epoch) > ($1, $2)
+    ORDER BY execution_id, epoch
+    LIMIT $3
+),
+gone AS (
+    DELETE FROM noetl.checkpoint AS c
+    USING page JOIN noetl.execution AS x ON x.execution_id = page.execution_id
+    WHERE c.execution_id = page.execution_id AND c.epoch = page.epoch
+      AND x.status IN ('COMPLETED', 'FAILED', 'CANCELLED')
+      AND page.last_event_id < (
+          SELECT max(last_event_id) FROM noetl.checkpoint WHERE shard_id = page.shard_id
+      )
+    RETURNING 1
+)
+SELECT execution_id, epoch, (SELECT count(*) FROM page) AS looked_at,
+       (SELECT count(*) FROM gone) AS forgotten
+FROM page ORDER BY execution_id DESC, epoch DESC LIMIT 1
 """
 
 
-async def ages_ms(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict[ShardId, float]:
+class Forgotten(NamedTuple):
+    row_count: int
+    upto: Place
+    """Where the next page begins."""
+
+
+async def forget_ended(conn: Connection | Pool, after: Place, *, limit: int) -> Forgotten:
+    """Remove the epochs of executions that have ended, looking at `limit` rows after a place."""
+    row = await conn.fetchrow(_FORGET_ENDED, *after, limit)
+    if row is None:
+        return Forgotten(0, BEFORE_ALL)
+    is_last = row["looked_at"] < limit
+    upto = BEFORE_ALL if is_last else Place(row["execution_id"], row["epoch"])
+    return Forgotten(row["forgotten"], upto)
+
+
+# From the first event that no recorded epoch covers: that is what would be replayed. A shard in
+# which nothing moved since its last epoch has no age, however long ago that was, and what has ended
+# needs no epoch any more. So events are looked at from there on until one belongs to an execution
+# that goes on; what is not projected may. Executions that wait quietly are never read.
+_TAIL = """
+SELECT event_id, execution_id, created_at FROM noetl.event
+WHERE shard_id = wanted.shard_id AND event_id > place.event_id
+ORDER BY event_id
+LIMIT $3
+"""
+
+_AGES = f"""
+SELECT wanted.shard_id,
+       extract(epoch FROM clock_timestamp() - uncovered.created_at) * 1000 AS age_ms,
+       coalesce(uncovered.event_id - 1, passed.event_id, place.event_id) AS passed_to
+FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard_id, after_id)
+LEFT JOIN noetl.projection_checkpoint AS p ON p.shard_id = wanted.shard_id
+LEFT JOIN LATERAL (
+    SELECT last_event_id FROM noetl.checkpoint
+    WHERE shard_id = wanted.shard_id
+    ORDER BY last_event_id DESC
+    LIMIT 1
+) AS newest ON true
+CROSS JOIN LATERAL (
+    SELECT greatest(wanted.after_id, newest.last_event_id) AS event_id
+) AS place
+LEFT JOIN LATERAL (
+    SELECT tail.event_id, tail.created_at
+    FROM ({_TAIL}) AS tail
+    WHERE tail.event_id > coalesce(p.last_projected_event_id, 0)
+       OR (SELECT status FROM noetl.execution WHERE execution_id = tail.execution_id)
+          IN ('PENDING', 'RUNNING', 'PAUSED')
+    ORDER BY tail.event_id
+    LIMIT 1
+) AS uncovered ON true
+LEFT JOIN LATERAL (
+    SELECT max(tail.event_id) AS event_id FROM ({_TAIL}) AS tail WHERE uncovered.event_id IS NULL
+) AS passed ON true
+"""  # noqa: S608 - the tail is a constant
+
+
+class Ages(NamedTuple):
+    ages_ms: dict[ShardId, float]
     """How long work has been going on past the last closed epoch, by shard that has such work."""
-    rows = await conn.fetch(_AGES, list(shards))
-    return {ShardId(row["shard_id"]): float(row["age_ms"]) for row in rows}
+    passed: dict[ShardId, EventId]
+    """Up to which event nothing goes on that no epoch covers: look from there the next time."""
+
+
+async def ages(conn: Connection | Pool, passed: Mapping[ShardId, EventId], *, limit: int) -> Ages:
+    """Look at up to `limit` events of each shard past a place where there was nothing before."""
+    rows = await conn.fetch(_AGES, list(passed), list(passed.values()), limit)
+    return Ages(
+        {ShardId(r["shard_id"]): float(r["age_ms"]) for r in rows if r["age_ms"] is not None},
+        {ShardId(row["shard_id"]): EventId(row["passed_to"]) for row in rows},
+    )

@@ -330,21 +330,30 @@ CROSS JOIN LATERAL (
 """
 
 
+class Newest(NamedTuple):
+    event_id: EventId
+    epoch: EpochId
+    """The epoch that its broker had closed last; 0 when it did not know of any."""
+
+
 _NEWEST_EACH = """
-SELECT wanted.shard, newest.event_id
+SELECT wanted.shard, newest.event_id, coalesce(newest.epoch_id, 0)
 FROM unnest($1::integer[]) AS wanted (shard)
 CROSS JOIN LATERAL (
-    SELECT event_id FROM noetl.event WHERE shard_id = wanted.shard ORDER BY event_id DESC LIMIT 1
+    SELECT event_id, epoch_id FROM noetl.event
+    WHERE shard_id = wanted.shard
+    ORDER BY event_id DESC
+    LIMIT 1
 ) AS newest
 """
 
 
-async def newest_event_ids(
+async def newest_events(
     conn: Connection | Pool, shards: Iterable[ShardId]
-) -> dict[ShardId, EventId]:
-    """The last id of each of these shards; one without events is left out."""
+) -> dict[ShardId, Newest]:
+    """The last event of each of these shards; one without events is left out."""
     rows = await conn.fetch(_NEWEST_EACH, list(shards))
-    return {ShardId(row[0]): EventId(row[1]) for row in rows}
+    return {ShardId(row[0]): Newest(EventId(row[1]), EpochId(row[2])) for row in rows}
 
 
 async def newest_event_id(conn: Connection | Pool, shards: Iterable[ShardId]) -> EventId:

@@ -36,7 +36,8 @@ class Projected(msgspec.Struct, kw_only=True):
 
 
 class Parked(NamedTuple):
-    """An event that could not be folded: it goes to noetl.dead_letter, the shard goes on."""
+    """An event that could not be folded, or a row that could not be read nor made anew: it goes to
+    noetl.dead_letter, the shard goes on."""
 
     shard_id: ShardId
     execution_id: ExecutionId
@@ -61,27 +62,45 @@ WHERE execution_id = ANY ($1::bigint[])
 _decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 
-async def load(
-    conn: Connection, execution_ids: Iterable[ExecutionId]
-) -> dict[ExecutionId, Projected]:
+class Unreadable(NamedTuple):
+    """A row whose state is none."""
+
+    state: bytes
+    reason: str
+
+
+class Loaded(NamedTuple):
+    rows: dict[ExecutionId, Projected]
+    unreadable: dict[ExecutionId, Unreadable]
+
+
+async def load(conn: Connection, execution_ids: Iterable[ExecutionId]) -> Loaded:
     """What was projected of these executions; one that has no row yet is left out."""
-    rows = await conn.fetch(_LOAD, list(execution_ids))
-    return {
-        ExecutionId(row["execution_id"]): Projected(
-            state=_decode_state(row["state"]),
-            shard_id=ShardId(row["shard_id"]),
-            started_at=row["started_at"],
-            updated_at=row["updated_at"],
-            last_event_type=row["last_event_type"],
-            last_event_id=EventId(row["last_projected_event_id"]),
-            last_node_name=row["last_node_name"],
-            path=row["path"],
-            version=row["version"],
-            parent_execution_id=row["parent_execution_id"],
-            ended_at=row["ended_at"],
-        )
-        for row in rows
-    }
+    loaded = Loaded({}, {})
+    for row in await conn.fetch(_LOAD, list(execution_ids)):
+        execution_id = ExecutionId(row["execution_id"])
+        try:
+            loaded.rows[execution_id] = _projected(row)
+        except Exception as error:  # noqa: BLE001 - one bad row, whatever it is, stops no other
+            reason = f"{type(error).__name__}: {error}"
+            loaded.unreadable[execution_id] = Unreadable(row["state"].encode(), reason)
+    return loaded
+
+
+def _projected(row: Any) -> Projected:
+    return Projected(
+        state=_decode_state(row["state"]),
+        shard_id=ShardId(row["shard_id"]),
+        started_at=row["started_at"],
+        updated_at=row["updated_at"],
+        last_event_type=row["last_event_type"],
+        last_event_id=EventId(row["last_projected_event_id"]),
+        last_node_name=row["last_node_name"],
+        path=row["path"],
+        version=row["version"],
+        parent_execution_id=row["parent_execution_id"],
+        ended_at=row["ended_at"],
+    )
 
 
 # Every write joins `fence`, so a shard that has another owner by now is left alone while the others
@@ -314,19 +333,9 @@ INSERT INTO noetl.execution AS x (
     started_at, updated_at, ended_at
 )
 SELECT
-    u.execution_id, u.catalog_id, u.path, u.version, u.shard_id, u.status, u.state,
-    coalesce(u.state -> 'ctx', '{}'), u.progress, u.waiting_on, u.last_event_type,
-    u.last_node_name, u.last_event_id, u.parent_execution_id, u.state -> 'error',
-    u.started_at, u.updated_at, u.ended_at
-FROM unnest(
-    $1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::integer[], $6::text[],
-    $7::jsonb[], $8::jsonb[], $9::text[], $10::text[], $11::text[], $12::bigint[],
-    $13::bigint[], $14::timestamptz[], $15::timestamptz[], $16::timestamptz[]
-) AS u (
-    execution_id, catalog_id, path, version, shard_id, status, state, progress, waiting_on,
-    last_event_type, last_node_name, last_event_id, parent_execution_id, started_at, updated_at,
-    ended_at
-)
+    $1::bigint, $2::bigint, $3::text, $4::integer, $5::integer, $6::text, $7::jsonb,
+    coalesce($7::jsonb -> 'ctx', '{}'), $8::jsonb, $9::text, $10::text, $11::text, $12::bigint,
+    $13::bigint, $7::jsonb -> 'error', $14::timestamptz, $15::timestamptz, $16::timestamptz
 ON CONFLICT (execution_id) DO UPDATE SET
     catalog_id = excluded.catalog_id,
     path = excluded.path,
@@ -345,12 +354,17 @@ ON CONFLICT (execution_id) DO UPDATE SET
     started_at = excluded.started_at,
     updated_at = excluded.updated_at,
     ended_at = excluded.ended_at
+WHERE x.last_projected_event_id = $17
+RETURNING execution_id
 """
 
 
-async def rewrite(conn: Connection, rows: Sequence[Projected]) -> None:
-    """Write these rows whatever stands there. The caller holds the fence of their shards."""
-    await conn.execute(_REWRITE, *_columns([_row(one) for one in rows], 16))
+async def rewrite(conn: Connection, row: Projected, *, seen: EventId | None) -> bool:
+    """Write a row in place of the one that stood at `seen`; None if there was none.
+
+    The caller holds the fence of its shards. False when the row has moved nevertheless.
+    """
+    return await conn.fetchval(_REWRITE, *_row(row), seen) is not None
 
 
 _PARK_DIFFERENCE = """
@@ -440,7 +454,7 @@ async def missing_between(
 
 # In the order of every other statement on these rows, so that none waits in a circle.
 _FENCE_ALL = """
-UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL
+UPDATE noetl.execution_shard SET epoch = epoch + 1, leased_until = NULL, retired_at = NULL
 WHERE role = 'projection' AND shard_id = ANY (ARRAY(
     SELECT shard_id FROM noetl.execution_shard WHERE role = 'projection'
     ORDER BY shard_id
@@ -455,6 +469,11 @@ async def forget_everything(conn: Connection) -> None:
 
     The caller owns the transaction. Raising the epochs first waits for every batch under way and
     makes whoever holds a shard drop what it remembers, so it may be done while projections run.
+    Shards that were set aside have an owner again: their part of the log is read anew as well, and
+    the shard-manager sets them aside once more.
+
+    No command does this, because nothing has a status meanwhile: `noetl db rebuild-projection`
+    writes anew row by row.
     """
     await conn.execute(_FENCE_ALL)
     await conn.execute(_EMPTY)

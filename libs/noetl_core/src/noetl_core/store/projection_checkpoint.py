@@ -21,6 +21,23 @@ async def watermarks(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict
     return {ShardId(row["shard_id"]): EventId(row["watermark"]) for row in rows}
 
 
+# Nothing past a change of the shard count is read before every shard has come there, so whatever
+# lies before a projected event of an execution is projected too, on whichever shards it lies.
+_PROJECTED_UPTO = """
+SELECT e.event_id
+FROM noetl.event AS e
+JOIN noetl.projection_checkpoint AS p USING (shard_id)
+WHERE e.execution_id = $1 AND e.event_id <= p.last_projected_event_id
+ORDER BY e.event_id DESC
+LIMIT 1
+"""
+
+
+async def projected_upto(conn: Connection | Pool, execution_id: ExecutionId) -> EventId:
+    """The newest event of the execution that a watermark covers; 0 when none does."""
+    return EventId(await conn.fetchval(_PROJECTED_UPTO, execution_id) or 0)
+
+
 # An event lies on the shard that it was written under, which the execution may have left since.
 _SHOWS = """
 SELECT EXISTS (

@@ -144,54 +144,78 @@ async def compare(
     An execution whose events are gone, because it was archived, cannot differ. Raises LongLogError
     for one that has more than `events_max` of them.
     """
-    standing = (await execution_projection.standing(conn, [execution_id])).get(execution_id)
-    if standing is None:
-        upto = await _projected_upto(conn, execution_id)
-    else:
-        upto = standing.last_event_id
+    # The watermark before the row: a row is never behind a watermark that was read before it.
+    covered = await projection_checkpoint.projected_upto(conn, execution_id)
+    standing = await _standing(conn, execution_id)
+    upto = _upto(covered, standing)
     expected = await refold(conn, execution_id, upto=upto, events_max=events_max)
     if expected is None:
         return None
     columns = execution_projection.differing(standing, expected)
-    return Difference(execution_id, columns, expected, standing) if columns else None
+    if not columns or await _is_archived(conn, execution_id):
+        return None
+    return Difference(execution_id, columns, expected, standing)
+
+
+async def _standing(conn: Connection | Pool, execution_id: ExecutionId) -> Standing | None:
+    return (await execution_projection.standing(conn, [execution_id])).get(execution_id)
+
+
+def _upto(covered: EventId, standing: Standing | None) -> EventId:
+    return covered if standing is None else max(covered, standing.last_event_id)
+
+
+async def _is_archived(conn: Connection | Pool, execution_id: ExecutionId) -> bool:
+    """Asked after a fold: had the events been dropped between two pages, the start would be gone
+    with them, and what was folded were half of the log.
+    """
+    return await event.started_as(conn, execution_id) is None
 
 
 async def heal(pool: Pool, differences: Sequence[Difference]) -> None:
     """Write the rows anew, shard by shard, and leave a dead letter that says what was there."""
-    if not differences:
-        return
-    count = await setting.shard_count(pool)
-    by_shards: dict[tuple[ShardId, ...], list[Difference]] = {}
-    for one in differences:
-        # The shard of its last event may be another than that of the next one.
-        shards = {one.expected.shard_id, shard_of(one.execution_id, shard_count=count)}
-        by_shards.setdefault(tuple(sorted(shards)), []).append(one)
-    for fenced, found in by_shards.items():
-        async with pool.acquire() as conn, conn.transaction():
-            await _heal(conn, fenced, found)
+    left = list(differences)
+    while left:
+        count = await setting.shard_count(pool)
+        by_shards: dict[tuple[ShardId, ...], list[Difference]] = {}
+        for one in left:
+            # The shard of its last event may be another than that of the next one.
+            shards = {one.expected.shard_id, shard_of(one.execution_id, shard_count=count)}
+            by_shards.setdefault(tuple(sorted(shards)), []).append(one)
+        left = []
+        for fenced, found in by_shards.items():
+            async with pool.acquire() as conn, conn.transaction():
+                if not await _heal(conn, fenced, found, shard_count=count):
+                    left += found
 
 
 async def _heal(
-    conn: Connection, shards: Sequence[ShardId], differences: Iterable[Difference]
-) -> None:
+    conn: Connection,
+    shards: Sequence[ShardId],
+    differences: Iterable[Difference],
+    *,
+    shard_count: int,
+) -> bool:
+    """False when the shard count has changed meanwhile: these are not the shards to fence."""
     await execution_projection.fence(conn, shards)
-    watermarks = await projection_checkpoint.watermarks(conn, shards)
-    rows: list[Projected] = []
+    # Another change of the count has to wait for the fence.
+    if await setting.shard_count(conn) != shard_count:
+        return False
     for one in differences:
-        # The projection may have gone on since it was compared; from here on it cannot.
-        now = (await execution_projection.standing(conn, [one.execution_id])).get(one.execution_id)
-        upto = max(
-            watermarks[one.expected.shard_id], EventId(0) if now is None else now.last_event_id
-        )
-        row = await refold(conn, one.execution_id, upto=upto, onto=one.expected)
-        assert row is not None, one.execution_id
-        rows.append(row)
+        await _heal_one(conn, one)
+    return True
+
+
+async def _heal_one(conn: Connection, one: Difference) -> None:
+    # The projection may have gone on since it was compared; from here on it cannot.
+    covered = await projection_checkpoint.projected_upto(conn, one.execution_id)
+    now = await _standing(conn, one.execution_id)
+    row = await refold(conn, one.execution_id, upto=_upto(covered, now), onto=one.expected)
+    assert row is not None, one.execution_id
+    if await _is_archived(conn, one.execution_id):
+        return
+    seen = None if now is None else now.last_event_id
+    if await execution_projection.rewrite(conn, row, seen=seen):
         await execution_projection.park_difference(
             conn, row.shard_id, one.execution_id, columns=one.columns, standing=one.standing
         )
-    await execution_projection.rewrite(conn, rows)
-
-
-async def _projected_upto(conn: Connection | Pool, execution_id: ExecutionId) -> EventId:
-    shard = shard_of(execution_id, shard_count=await setting.shard_count(conn))
-    return (await projection_checkpoint.watermarks(conn, [shard]))[shard]

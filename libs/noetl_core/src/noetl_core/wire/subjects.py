@@ -3,7 +3,9 @@
 noetl.events.{shard}.batch           worker, reaper, other systems -> broker   (JetStream)
 noetl.events.{shard}.{type}          the same, one message of that type
 noetl.inbox.{shard}                  gateway -> broker: look into noetl.inbox now
-noetl.epochs                         checkpointer -> brokers: close the epochs of these shards
+noetl.epochs                         checkpointer -> brokers, projections: close the epochs of these
+                                     shards; expect it
+noetl.epochs.projected               projection -> checkpointer: closed epochs can be recorded
 noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
 noetl.commands.{shard}.worker.{id}   broker -> that worker
 noetl.shards.{role}                  shard-manager, owners -> owners: look who shall have what
@@ -19,6 +21,7 @@ EVENT_STREAM_SUBJECTS = ("noetl.events.>",)
 
 ANY_INBOX_WAKE = "noetl.inbox.*"
 EPOCHS_CLOSE = "noetl.epochs"
+EPOCHS_PROJECTED = "noetl.epochs.projected"
 EXECUTIONS_ENDED = "noetl.executions.ended"
 RESIZE_WISHED = "noetl.resize"
 
