@@ -865,6 +865,8 @@ CREATE INDEX dead_letter_flag_idx ON noetl.dead_letter USING btree (execution_id
 
 CREATE INDEX event_checkpoint_idx ON ONLY noetl.event USING btree (shard_id, event_id) WHERE (event_type = 'checkpoint.committed'::text);
 
+CREATE INDEX event_default_event_checkpoint_idx ON noetl.event_default USING btree (shard_id, event_id) WHERE (event_type = 'checkpoint.committed'::text);
+
 CREATE UNIQUE INDEX event_key_idx ON ONLY noetl.event USING btree (execution_id, event_key);
 
 CREATE UNIQUE INDEX event_default_execution_id_event_key_idx ON noetl.event_default USING btree (execution_id, event_key);
@@ -876,8 +878,6 @@ CREATE INDEX event_default_execution_id_loop_id_iter_index_idx ON noetl.event_de
 CREATE INDEX event_shard_idx ON ONLY noetl.event USING btree (shard_id, event_id);
 
 CREATE INDEX event_default_shard_id_event_id_idx ON noetl.event_default USING btree (shard_id, event_id);
-
-CREATE INDEX event_default_shard_id_event_id_idx1 ON noetl.event_default USING btree (shard_id, event_id) WHERE (event_type = 'checkpoint.committed'::text);
 
 CREATE INDEX execution_open_idx ON noetl.execution USING btree (execution_id) WHERE (status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text]));
 
@@ -917,6 +917,8 @@ CREATE INDEX runtime_status_idx ON noetl.runtime USING btree (status);
 
 CREATE INDEX timer_due_idx ON noetl.timer USING btree (due_at);
 
+ALTER INDEX noetl.event_checkpoint_idx ATTACH PARTITION noetl.event_default_event_checkpoint_idx;
+
 ALTER INDEX noetl.event_key_idx ATTACH PARTITION noetl.event_default_execution_id_event_key_idx;
 
 ALTER INDEX noetl.event_loop_idx ATTACH PARTITION noetl.event_default_execution_id_loop_id_iter_index_idx;
@@ -924,8 +926,6 @@ ALTER INDEX noetl.event_loop_idx ATTACH PARTITION noetl.event_default_execution_
 ALTER INDEX noetl.event_pkey ATTACH PARTITION noetl.event_default_pkey;
 
 ALTER INDEX noetl.event_shard_idx ATTACH PARTITION noetl.event_default_shard_id_event_id_idx;
-
-ALTER INDEX noetl.event_checkpoint_idx ATTACH PARTITION noetl.event_default_shard_id_event_id_idx1;
 
 ALTER INDEX noetl.result_ref_parent_idx ATTACH PARTITION noetl.result_ref_default_execution_id_parent_ref_id_idx;
 
@@ -1105,7 +1105,7 @@ GRANT SELECT ON TABLE noetl.resize TO noetl_broker;
 GRANT SELECT ON TABLE noetl.resize TO noetl_projection;
 GRANT SELECT ON TABLE noetl.resize TO noetl_compactor;
 GRANT SELECT,INSERT ON TABLE noetl.resize TO noetl_api_gateway;
-GRANT SELECT,UPDATE ON TABLE noetl.resize TO noetl_shard_manager;
+GRANT SELECT,INSERT,UPDATE ON TABLE noetl.resize TO noetl_shard_manager;
 GRANT SELECT ON TABLE noetl.resize TO noetl_query;
 
 GRANT SELECT ON TABLE noetl.result_ref TO noetl_api_gateway;

@@ -1,24 +1,14 @@
 """The shard-manager says who shall have which shard, and the owners do it."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from noetl_core.bus.connection import Bus
 from noetl_core.process.membership import Member
 from noetl_core.process.ownership import ShardOwner
 from noetl_core.store import execution_shard, resize
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
 from noetl_core.store.setting import write_setting
 from noetl_shard_manager.balance import balance
 from noetl_shard_manager.switch import clear_up, switch
-
-
-@pytest.fixture
-async def manager_pool(database: str) -> AsyncIterator[Pool]:
-    async with open_pool(database, role="noetl_shard_manager", size_max=2) as opened:
-        yield opened
 
 
 async def owner(pool: Pool, name: str) -> ShardOwner:

@@ -4,10 +4,19 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, VNODE_COUNT
 from noetl_core.process.config import Config
 
 
 class ShardManagerConfig(Config, frozen=True, kw_only=True):
+    shard_count: Annotated[
+        int,
+        Meta(
+            gt=0,
+            le=VNODE_COUNT,
+            description="Shards of a new system; afterwards they change by `noetl shards resize`.",
+        ),
+    ] = SHARD_COUNT_DEFAULT
     shard_manager_interval_seconds: Annotated[
         float, Meta(gt=0, description="How often owners and processes are looked at.")
     ] = 2.0

@@ -15,7 +15,7 @@ from noetl_shard_manager.assign import Known, assign
 from noetl_shard_manager.balance import balance
 from noetl_shard_manager.config import ShardManagerConfig
 from noetl_shard_manager.sweep import measure, sweep
-from noetl_shard_manager.switch import clear_up, switch
+from noetl_shard_manager.switch import clear_up, switch, wish_for_first
 
 
 async def start(service: Service[ShardManagerConfig]) -> None:
@@ -34,6 +34,7 @@ async def start(service: Service[ShardManagerConfig]) -> None:
 
     async def turn() -> None:
         if leader.is_leader:
+            await wish_for_first(pool, shard_count=config.shard_count, mint=member.mint)
             # After a switch owners claim anew: what they make of it is looked at in the next turn.
             if not await switch(pool, bus, mint_above=mint_above):
                 await balance(pool, bus)

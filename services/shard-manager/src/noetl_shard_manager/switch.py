@@ -1,11 +1,13 @@
 """Changes the number of shards: docs/adr/0015-the-shard-count-changes-in-one-commit.md."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import asyncpg
 import structlog
 
 from noetl_core.bus.connection import Bus
+from noetl_core.domain.errors import ConflictError
 from noetl_core.domain.ids import EventId
 from noetl_core.store import event, execution_shard, resize
 from noetl_core.store.execution_shard import ROLES
@@ -31,6 +33,17 @@ async def switch(pool: Pool, bus: Bus, *, mint_above: Callable[[int], int]) -> b
     for role in ROLES:
         await bus.wake(shards_wake(role))
     return is_switched
+
+
+async def wish_for_first(pool: Pool, *, shard_count: int, mint: Callable[[], int]) -> None:
+    """A system whose shard count nobody has changed yet gets the one that is configured.
+
+    Later the database alone counts: a setting that was left behind must not undo a resize.
+    """
+    now = (await resize.current(pool)).shard_count
+    if now != shard_count and await resize.newest(pool) is None:
+        with suppress(ConflictError):  # somebody has just wished for another one
+            await resize.request(pool, mint(), shards_from=now, shards_to=shard_count)
 
 
 async def _switch(conn: Connection, mint_above: Callable[[int], int]) -> bool:
