@@ -22,9 +22,7 @@ async def configured(pool: Pool, bus: Bus, count: int) -> int:
     return (await resize.current(pool)).shard_count
 
 
-async def test_a_new_system_gets_the_shards_that_are_configured(
-    manager_pool: Pool, bus: Bus
-) -> None:
+async def test_a_new_system_gets_the_configured_shards(manager_pool: Pool, bus: Bus) -> None:
     assert await configured(manager_pool, bus, 24) == 24
 
 

@@ -44,14 +44,8 @@ async def start(service: Service[BrokerConfig]) -> None:
     )
 
     async def gained(claims: Sequence[Claim]) -> None:
-        # Events of a shard ascend by id even when its new owner's clock is behind the last one's,
-        # and those of an execution even when its earlier ones lie on another shard.
-        member.pass_over(await event.newest_event_id(pool, [claim.shard_id for claim in claims]))
-        generation = await resize.current(pool)
-        member.pass_over(generation.switch_id)
-        broker.forget_shards(
-            [claim.shard_id for claim in claims], shard_count=generation.shard_count
-        )
+        shards = [claim.shard_id for claim in claims]
+        broker.forget_shards(shards, shard_count=await _pass_over_log(pool, member, shards))
 
     async def lost(shard: ShardId) -> None:
         await consumer.remove(shard)
@@ -94,9 +88,14 @@ async def start(service: Service[BrokerConfig]) -> None:
         batch_size=config.broker_batch_size,
         inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
     )
-    note = _note(service, pool)
     pump = Pump(
-        broker, intake, bus, held=owner.held, renew=keep, stopping=service.stopping, note=note
+        broker,
+        intake,
+        bus,
+        held=owner.held,
+        renew=keep,
+        stopping=service.stopping,
+        note=_note(service, pool),
     )
     await keep()
     service.every(WATCH_SECONDS, workers.look, name="watch workers")
@@ -107,6 +106,18 @@ async def start(service: Service[BrokerConfig]) -> None:
     await bus.subscribe(EPOCHS_CLOSE, intake.close_epochs)
     service.every(config.checkpoint_interval_ms / 1000, close_epochs, name="close epochs")
     service.every(0.0, pump.turn, name="advance")
+
+
+async def _pass_over_log(pool: Pool, member: Member, shards: Sequence[ShardId]) -> int:
+    """From now on mint above all that these shards have. Says by how many shards to count.
+
+    Events of a shard ascend by id even when its new owner's clock is behind the last one's, and
+    those of an execution even when its earlier ones lie on another shard.
+    """
+    member.pass_over(await event.newest_event_id(pool, shards))
+    generation = await resize.current(pool)
+    member.pass_over(generation.switch_id)
+    return generation.shard_count
 
 
 def _broker(
