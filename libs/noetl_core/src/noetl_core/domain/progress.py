@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from noetl_core.domain.ids import StepName
+from noetl_core.domain.ids import ExecutionId, StepName
 from noetl_core.domain.state import (
     ExecutionState,
     OpenCommand,
@@ -71,6 +71,17 @@ def waiting_on(state: ExecutionState) -> str | None:
     if state.arrivals:
         return f"{_steps(state.arrivals)}: waiting for the other branches to arrive"
     return "waiting for the broker to go on"
+
+
+def waits_for(state: ExecutionState) -> list[ExecutionId] | None:
+    """The child executions without whose end nothing moves; none: it waits for a person, a signal
+    or a moment. None where something should be under way, or need not any more.
+    """
+    commands = state.commands.values()
+    if state.is_terminal or not commands or any(c.parked is None for c in commands):
+        return None
+    children = (c.parked.child for c in commands if c.parked is not None)
+    return sorted({child for child in children if child is not None})
 
 
 def _commands_by_step(state: ExecutionState) -> tuple[dict[StepName, int], dict[StepName, int]]:
