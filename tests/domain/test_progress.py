@@ -175,19 +175,11 @@ def test_a_state_that_went_through_jsonb_says_the_same() -> None:
     assert progress(again) == progress(state)
 
 
-def parked(step: str, **fields: object) -> OpenCommand:
-    return OpenCommand(step=StepName(step), visit=1, parked=Parked(**fields))  # type: ignore[arg-type]
-
-
 def test_it_waits_for_children_when_every_command_is_parked_and_for_nobody_else() -> None:
-    approval = parked("hold", kind="approval", signal="hold")
-    child = parked("call", kind="playbook", child=ExecutionId(7))
-    begun = OpenCommand(step=StepName("load"), visit=1)
+    approval = parked("hold", Parked(kind="approval", signal="hold"))
+    child = parked("call", Parked(kind="playbook", child=ExecutionId(7)))
 
-    def of(*found: OpenCommand) -> object:
-        return waits_for(running(commands={CommandId(str(n)): c for n, c in enumerate(found)}))
-
-    assert of(approval) == []
-    assert of(child, approval, child) == [7]
-    assert of(child, begun) is None
-    assert of() is None
+    assert waits_for(running(commands=approval)) == []
+    assert waits_for(running(commands=child | approval)) == [7]
+    assert waits_for(running(commands=child | commands(("load", None)))) is None
+    assert waits_for(running()) is None

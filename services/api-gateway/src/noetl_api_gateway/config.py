@@ -22,7 +22,11 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
         float, Meta(ge=0, le=60, description="How long requests may finish after a stop.")
     ] = 3.0
     server_name: Annotated[
-        str, Meta(description="What this gateway is registered as; by default its instance.")
+        str,
+        Meta(
+            description="What this gateway is registered as; by default server-, its host and its "
+            "port, which a restart does not change."
+        ),
     ] = ""
     auto_recreate_runtime: Annotated[
         bool,

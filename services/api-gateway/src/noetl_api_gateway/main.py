@@ -38,7 +38,8 @@ async def start(service: Service[GatewayConfig]) -> None:
     )
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     uri = f"http://{host}:{port}"
-    name = config.server_name
+    # Two gateways of one host cannot have one port, and a restart keeps it.
+    name = config.server_name or f"server-{socket.gethostname()}-{port}"
     member = await service.open(join_runtime(service, pool, kind="api-gateway", name=name, uri=uri))
     gateway = Gateway(
         pool=pool,
