@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 
@@ -56,10 +57,11 @@ async def test_a_silent_process_is_offline_and_is_forgotten_after_a_day(
 async def test_a_process_of_ours_that_died_is_offline_until_it_is_forgotten(
     pool: Pool, manager_pool: Pool
 ) -> None:
-    for number, name in enumerate(("dead", "next")):
+    ids = count(100)
+    for name in ("dead", "next"):
         async with pool.acquire() as conn, conn.transaction():
             registration = Registration(name=name, kind="worker")
-            await runtime.register(conn, registration, lambda _, id_=number: 100 + id_)
+            await runtime.register(conn, registration, lambda _: next(ids))
         if name == "dead":
             await pool.execute("UPDATE noetl.runtime SET heartbeat = now() - interval '61 s'")
 
