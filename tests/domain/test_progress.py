@@ -139,7 +139,11 @@ def test_what_runs_is_said_before_what_waits() -> None:
     wait = parked("hold", Parked(kind="wait", signal="go"))
 
     assert waiting_on(running(commands={**wait, **commands(("fetch", "w1"))})) == (
-        "1 command of step `fetch` is running"
+        "1 command of step `fetch` is running; besides, step `hold` waits for the signal `go`"
+    )
+    assert waiting_on(running(commands={**wait, **commands(("fetch", None))})) == (
+        "1 command of step `fetch` waits for a worker"
+        "; besides, step `hold` waits for the signal `go`"
     )
 
 

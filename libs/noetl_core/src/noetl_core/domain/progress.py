@@ -21,6 +21,9 @@ from noetl_core.domain.state import (
 STEPS_NAMED_MAX = 3
 """A sentence names this many steps; the rest is a number."""
 
+BESIDES = "; besides, "
+"""Comes before what is parked while commands are open: what the queue knows better of those
+(domain/waiting.py) takes the place of the part before it."""
 
 _LAST_MS = int(datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()) * 1000
 
@@ -59,11 +62,12 @@ def waiting_on(state: ExecutionState) -> str | None:
     if state.status == "PAUSED":
         rest = f"; {_commands(held)} still {_verb(held, 'runs', 'run')}" if held else ""
         return f"paused; resume it with `noetl resume {state.execution_id}`{rest}"
-    if held:
-        return f"{_commands(held)} {_verb(held, 'is', 'are')} running"
-    if free:
-        return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker"
     parked = _parked(state)
+    besides = f"{BESIDES}{parked}" if parked else ""
+    if held:
+        return f"{_commands(held)} {_verb(held, 'is', 'are')} running{besides}"
+    if free:
+        return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker{besides}"
     if parked:
         return parked
     if state.arrivals and not state.visits:
