@@ -38,33 +38,42 @@ async def report(
         await conn.execute(_REPORT, kind, component, *columns)
 
 
-# By what narrows it down most, off an index, from the newest on: the condition that comes first is
-# never "or anything", which a prepared plan could not use an index for.
+# By what narrows it down most, off an index, from the newest on. "Equal" is said as a range of the
+# index: the order is that of the index then, and not that of the ids, along which Postgres would
+# walk through everybody's metrics to find those of somebody who seldom reports.
 _PAGE = """
 SELECT m.metric_id, m.name, m.value, m.labels, m.reported_at
 FROM {asked} CROSS JOIN LATERAL (
     SELECT metric_id, name, value, labels, reported_at
     FROM noetl.metric
-    WHERE {first}
+    WHERE ({first}metric_id) < ({value}$6) {least}
       AND ($1::text IS NULL OR name = $1)
       AND ($2::text IS NULL OR labels->>'component' = $2)
       AND ($3::text[] IS NULL OR labels->>'kind' = ANY ($3))
       AND reported_at >= coalesce($4, '-infinity'::timestamptz)
       AND reported_at < coalesce($5, 'infinity'::timestamptz)
-      AND metric_id < $6
-    ORDER BY metric_id DESC
+    ORDER BY {order}metric_id DESC
     LIMIT $7
 ) AS m
 ORDER BY m.metric_id DESC
 LIMIT $7
 """
-_NOTHING = "(SELECT) AS nothing"
-_OF_COMPONENT = _PAGE.format(asked=_NOTHING, first="labels->>'component' = $2")
-_OF_NAME = _PAGE.format(asked=_NOTHING, first="name = $1")
-_OF_KINDS = _PAGE.format(
-    asked="unnest($3::text[]) AS asked (kind)", first="labels->>'kind' = asked.kind"
-)
-_OF_ALL = _PAGE.format(asked=_NOTHING, first="true")
+
+
+def _page_of(column: str, value: str, *, asked: str = "(SELECT) AS nothing") -> str:
+    return _PAGE.format(
+        asked=asked,
+        first=f"{column}, ",
+        value=f"{value}, ",
+        least=f"AND {column} >= {value}",
+        order=f"{column} DESC, ",
+    )
+
+
+_OF_COMPONENT = _page_of("(labels->>'component')", "$2")
+_OF_NAME = _page_of("name", "$1")
+_OF_KINDS = _page_of("(labels->>'kind')", "asked.kind", asked="unnest($3::text[]) AS asked (kind)")
+_OF_ALL = _PAGE.format(asked="(SELECT) AS nothing", first="", value="", least="", order="")
 
 
 async def newest(
