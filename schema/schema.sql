@@ -359,6 +359,15 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION noetl.silence_allowed(runtime jsonb, usual_seconds double precision) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT make_interval(secs => greatest(usual_seconds, CASE
+    WHEN jsonb_typeof(runtime -> 'heartbeat_interval_seconds') = 'number'
+    THEN least(3 * (runtime ->> 'heartbeat_interval_seconds')::double precision, 300)
+END))
+$$;
+
 CREATE FUNCTION noetl.vnode(execution_id bigint) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (WITH a AS (SELECT (((vnode.execution_id & '4294967295'::bigint) # (vnode.execution_id >> 32)) & '4294967295'::bigint) AS x), b AS (SELECT ((a.x * 73244475) & '4294967295'::bigint) AS x FROM a), c AS (SELECT (((b.x # (b.x >> 16)) * 73244475) & '4294967295'::bigint) AS x FROM b) SELECT (((c.x # (c.x >> 16)) % (1024)::bigint))::integer AS int4 FROM c);
@@ -370,7 +379,9 @@ CREATE TABLE noetl.api_key (
     scopes text[] DEFAULT '{}'::text[] NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     expires_at timestamp with time zone,
-    revoked_at timestamp with time zone
+    revoked_at timestamp with time zone,
+    role text DEFAULT 'reader'::text NOT NULL,
+    CONSTRAINT api_key_role_check CHECK ((role = ANY (ARRAY['reader'::text, 'operator'::text, 'admin'::text])))
 );
 
 CREATE TABLE noetl.audit (
@@ -530,7 +541,8 @@ CREATE TABLE noetl.execution (
     error jsonb,
     started_at timestamp with time zone NOT NULL,
     updated_at timestamp with time zone NOT NULL,
-    ended_at timestamp with time zone
+    ended_at timestamp with time zone,
+    waits_for bigint[]
 )
 WITH (fillfactor='70');
 
@@ -708,6 +720,7 @@ CREATE TABLE noetl.runtime (
     heartbeat timestamp with time zone DEFAULT now() NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    is_ours boolean DEFAULT false NOT NULL,
     CONSTRAINT runtime_node_check CHECK (((node >= 0) AND (node <= 1023))),
     CONSTRAINT runtime_status_check CHECK ((status = ANY (ARRAY['ready'::text, 'draining'::text, 'offline'::text])))
 )
@@ -849,6 +862,8 @@ ALTER TABLE ONLY noetl.setting
 ALTER TABLE ONLY noetl.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (execution_id, timer);
 
+CREATE UNIQUE INDEX api_key_name_idx ON noetl.api_key USING btree (name) WHERE (revoked_at IS NULL);
+
 CREATE INDEX audit_execution_idx ON noetl.audit USING btree (execution_id) WHERE (execution_id IS NOT NULL);
 
 CREATE INDEX checkpoint_position_idx ON noetl.checkpoint USING btree (shard_id, last_event_id);
@@ -899,7 +914,11 @@ CREATE INDEX manifest_archive_idx ON noetl.manifest USING btree (manifest_id) WH
 
 CREATE INDEX manifest_part_archive_idx ON noetl.manifest_part USING btree (lower_id, upper_id) WHERE (lower_id IS NOT NULL);
 
-CREATE INDEX metric_name_idx ON noetl.metric USING btree (name, reported_at DESC);
+CREATE INDEX metric_component_idx ON noetl.metric USING btree (((labels ->> 'component'::text)), metric_id);
+
+CREATE INDEX metric_kind_idx ON noetl.metric USING btree (((labels ->> 'kind'::text)), metric_id);
+
+CREATE INDEX metric_named_idx ON noetl.metric USING btree (name, metric_id);
 
 CREATE INDEX metric_reported_idx ON noetl.metric USING btree (reported_at);
 
@@ -963,7 +982,7 @@ GRANT ALL ON FUNCTION noetl.query(statement text, width integer, row_limit integ
 REVOKE ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) TO noetl_compactor;
 
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE noetl.api_key TO noetl_api_gateway;
+GRANT SELECT ON TABLE noetl.api_key TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.api_key TO noetl_compactor;
 
 GRANT SELECT,INSERT ON TABLE noetl.audit TO noetl_api_gateway;

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noetl_core.domain.ids import CommandId, ExecutionId, LoopId, StepName, VisitId, WorkerId
-from noetl_core.domain.progress import StepProgress, progress, waiting_on
+from noetl_core.domain.progress import StepProgress, progress, waiting_on, waits_for
 from noetl_core.domain.state import (
     ExecutionState,
     ExecutionStatus,
@@ -139,7 +139,11 @@ def test_what_runs_is_said_before_what_waits() -> None:
     wait = parked("hold", Parked(kind="wait", signal="go"))
 
     assert waiting_on(running(commands={**wait, **commands(("fetch", "w1"))})) == (
-        "1 command of step `fetch` is running"
+        "1 command of step `fetch` is running; besides, step `hold` waits for the signal `go`"
+    )
+    assert waiting_on(running(commands={**wait, **commands(("fetch", None))})) == (
+        "1 command of step `fetch` waits for a worker"
+        "; besides, step `hold` waits for the signal `go`"
     )
 
 
@@ -173,3 +177,13 @@ def test_a_state_that_went_through_jsonb_says_the_same() -> None:
 
     assert waiting_on(again) == waiting_on(state)
     assert progress(again) == progress(state)
+
+
+def test_it_waits_for_children_when_every_command_is_parked_and_for_nobody_else() -> None:
+    approval = parked("hold", Parked(kind="approval", signal="hold"))
+    child = parked("call", Parked(kind="playbook", child=ExecutionId(7)))
+
+    assert waits_for(running(commands=approval)) == []
+    assert waits_for(running(commands=child | approval)) == [7]
+    assert waits_for(running(commands=child | commands(("load", None)))) is None
+    assert waits_for(running()) is None

@@ -45,7 +45,20 @@ def test_a_missing_variable_is_named() -> None:
         load_config(SampleConfig, {})
 
 
-@pytest.mark.parametrize("value", ["0", "many", "1.5", ""])
+def test_an_empty_number_is_not_set() -> None:
+    config = load_config(SampleConfig, DSN | {"NOETL_BATCH_SIZE": "", "NOETL_PAUSE_SECONDS": " "})
+
+    assert (config.batch_size, config.pause_seconds) == (500, 0.5)
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_capacity_that_others_leave_open_is_ours(value: str) -> None:
+    config = load_config(WorkerConfig, DSN | {"NOETL_WORKER_CAPACITY": value})
+
+    assert config.worker_slots == WorkerConfig(postgres_dsn="").worker_slots
+
+
+@pytest.mark.parametrize("value", ["0", "many", "1.5"])
 def test_a_wrong_value_is_named_with_its_variable(value: str) -> None:
     with pytest.raises(ConfigError, match=f"NOETL_BATCH_SIZE='{value}': Expected `int`"):
         load_config(SampleConfig, DSN | {"NOETL_BATCH_SIZE": value})

@@ -1,5 +1,6 @@
 """What was set aside: listed, looked into, tried again, discarded."""
 
+from base64 import b64decode
 from typing import Any
 
 import msgspec
@@ -132,6 +133,44 @@ class TestRetry:
         assert await promised(pool) == [DONE]
         assert await letters(pool) == 0
         assert await pool.fetchval("SELECT action FROM noetl.audit") == "dead_letter.retried"
+
+    @pytest.mark.parametrize(
+        ("log", "status"),
+        [
+            (["execution.failed"], 409),
+            (["execution.failed", "execution.retried"], 202),
+            (["step.enter"], 202),
+        ],
+    )
+    async def test_it_stays_while_the_status_does_not_show_that_the_execution_has_ended(
+        self, client: Client, pool: Pool, log: list[str], status: int
+    ) -> None:
+        await an_execution(pool, 1)
+        shown = await pool.fetchval("SELECT last_projected_event_id FROM noetl.execution")
+        for number, event_type in enumerate(log, shown + 1):
+            await pool.execute(
+                "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type)"
+                " VALUES (1, $1, $2, 0, $3)",
+                number,
+                str(number),
+                event_type,
+            )
+        letter = await a_letter(pool, DONE)
+
+        answered, body = await retry(client, letter)
+
+        assert answered == status
+        assert await letters(pool) == (1 if status == 409 else 0)
+        if status == 409:
+            assert "try again in a moment" in body["detail"]
+
+    async def test_the_audit_keeps_what_was_sent_on(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await retry(client, await a_letter(pool, DONE))
+
+        details = msgspec.json.decode(await pool.fetchval("SELECT details FROM noetl.audit"))
+
+        assert b64decode(details["body"]) == encode_messages([DONE])
 
     async def test_an_execution_that_was_ended_by_it_goes_on(
         self, client: Client, pool: Pool

@@ -3,9 +3,11 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from noetl_core.domain.ids import CommandId, ExecutionId, StepName
-from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
+from noetl_core.domain.progress import waiting_on as projected
+from noetl_core.domain.state import ExecutionState, ExecutionStatus, OpenCommand, Parked
 from noetl_core.store import runtime
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
@@ -79,13 +81,83 @@ class TestWaitingOn:
             "1 command of step `load` waits for a free worker of pool `cpu`"
         )
 
-    async def test_a_worker_of_another_system_counts(self, client: Client, pool: Pool) -> None:
+    async def test_a_worker_of_another_system_is_told_from_one_of_ours(
+        self, client: Client, pool: Pool
+    ) -> None:
         await an_execution(pool, 1)
         await a_command(pool, pool="java")
         body = {"name": "worker-java", "runtime": "java"}
         await client.post("/api/worker/pool/register", json=body)
 
-        assert "a free worker of pool `java`" in await waiting_on(client)
+        assert await waiting_on(client) == (
+            "1 command of step `load` waits for a worker of pool `java`: "
+            "workers of another system are registered for it, none of ours is online"
+        )
+        assert "start a worker with NOETL_WORKER_POOL=java" in await sentences(client)
+
+    async def test_it_says_which_tool_no_worker_has(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, requires=["tool:acme.mailer", "zone=eu"])
+        await a_worker(pool, "cpu")
+
+        assert "that has the tool `acme.mailer`, `zone=eu`, and none" in await waiting_on(client)
+        assert (
+            "start a worker with NOETL_WORKER_POOL=cpu and NOETL_WORKER_LABELS=zone=eu, "
+            "where the package with the tool `acme.mailer` is installed." in await sentences(client)
+        )
+
+    async def test_it_says_for_which_worker_a_command_is_meant(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, target_worker="worker-gpu")
+        await later(pool, "target_until", 3600)
+        await a_worker(pool, "cpu")
+
+        sentence = await waiting_on(client)
+        assert sentence.startswith(
+            "1 command of step `load` is meant for worker `worker-gpu` (it is not online) until "
+        )
+        assert sentence.endswith("; then any of pool `cpu` may take it")
+        await a_worker(pool, "gpu")
+        assert "not online" not in await waiting_on(client)
+        await later(pool, "target_until", -1)
+        assert "waits for a free worker of pool `cpu`" in await waiting_on(client)
+
+    async def test_an_approval_is_not_forgotten_because_something_runs(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        state = ExecutionState(
+            execution_id=ExecutionId(1),
+            status="RUNNING",
+            commands={
+                CommandId("load.1#1"): OpenCommand(step=StepName("load"), visit=1),
+                CommandId("hold.1#1"): OpenCommand(
+                    step=StepName("hold"), visit=1, parked=Parked(kind="approval", signal="hold")
+                ),
+            },
+        )
+        await pool.execute("UPDATE noetl.execution SET waiting_on = $1", projected(state))
+        await a_command(pool, status="leased", worker_id="w1")
+        await later(pool, "lease_until", 60)
+
+        assert await waiting_on(client) == (
+            "1 command of step `load` is running; besides, "
+            "step `hold` waits for an approval; give it with `noetl approve 1 hold`"
+        )
+
+    @pytest.mark.parametrize("status", ["PENDING", "RUNNING"])
+    async def test_it_says_that_the_broker_it_waits_for_is_not_there(
+        self, client: Client, pool: Pool, status: ExecutionStatus
+    ) -> None:
+        await an_execution(pool, 1, status=status)
+        state = ExecutionState(execution_id=ExecutionId(1), status=status)
+        await pool.execute("UPDATE noetl.execution SET waiting_on = $1", projected(state))
+
+        assert (await waiting_on(client)).endswith(", and no broker owns its shard")
+        await pool.execute("UPDATE noetl.execution_shard SET leased_until = now() + interval '1 h'")
+        assert await waiting_on(client) == projected(state)
 
     async def test_it_says_when_the_next_attempt_is(self, client: Client, pool: Pool) -> None:
         await an_execution(pool, 1)

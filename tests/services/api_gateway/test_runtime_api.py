@@ -1,6 +1,7 @@
 """The runtime control loop over HTTP: register, heartbeat, deregister, lists, metrics."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -8,7 +9,8 @@ import httpx
 from noetl_api_gateway.app import build_app
 from noetl_api_gateway.endpoint import Gateway
 from noetl_core.domain.ids import RuntimeId
-from noetl_core.store import runtime, topology
+from noetl_core.store import metric, runtime, topology
+from noetl_core.store.metric import Sample
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
 from services.api_gateway.conftest import Client
@@ -148,6 +150,48 @@ class TestHeartbeat:
 
         assert status == 200
 
+    async def test_a_worker_may_say_it_in_other_words(self, client: Client) -> None:
+        said = {"available_slots": 3, "active_tasks": 5, "tool_pools": {"postgres": 2}}
+        await post(client, "/api/worker/pool/register", POOL)
+
+        status, _ = await post(
+            client, "/api/worker/pool/heartbeat", {"worker_id": "worker-cpu", **said}
+        )
+
+        assert status == 200
+        (worker,) = (await get(client, "/api/workers"))["items"]
+        assert (worker["free"], worker["running"], worker["tools"]) == (3, 5, {"postgres": 2})
+
+    async def test_of_nobody_is_refused(self, client: Client) -> None:
+        assert (await post(client, "/api/worker/pool/heartbeat", {"running": 1}))[0] == 422
+
+    async def test_who_is_about_to_end_stays_so_unless_it_says_otherwise(
+        self, client: Client
+    ) -> None:
+        await post(client, "/api/worker/pool/register", {**POOL, "status": "draining"})
+        statuses = []
+        for said in ({}, {"status": "ready"}, {}):
+            body = {"name": "worker-cpu", **said}
+            await post(client, "/api/worker/pool/heartbeat", body)
+            statuses.append((await get(client, "/api/workers"))["items"][0]["status"])
+
+        assert statuses == ["draining", "ready", "ready"]
+
+    async def test_a_script_need_not_say_that_it_sends_json_and_a_page_must(
+        self, client: Client
+    ) -> None:
+        await post(client, "/api/worker/pool/register", POOL)
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        path, body = "/api/worker/pool/heartbeat", b'{"name": "worker-cpu"}'
+
+        assert (await client.post(path, content=body, headers=form)).status_code == 200
+        assert (
+            await client.post(path, content=b"name=worker-cpu", headers=form)
+        ).status_code == 400
+        for header in ({"Origin": "https://else.where"}, {"Sec-Fetch-Site": "cross-site"}):
+            page = await client.post(path, content=body, headers={**form, **header})
+            assert page.status_code == 415
+
 
 class TestDeregistration:
     async def test_by_body_or_by_query_it_is_offline_and_not_gone(self, client: Client) -> None:
@@ -206,8 +250,64 @@ class TestLists:
 
         assert len((await get(client, "/api/workers"))["items"]) == 1
 
+    async def test_a_pool_with_a_strange_label_harms_nobody(self, client: Client) -> None:
+        for name, labels in (("a", {"pool_name": 5}), ("b", {"pool": ["x"]}), ("c", {})):
+            await post(
+                client, "/api/worker/pool/register", {**POOL, "name": name, "labels": labels}
+            )
+
+        pools = (await get(client, "/api/worker/pools"))["items"]
+
+        assert [pool["name"] for pool in pools] == ["b", "5", "c"]
+
+    async def test_servers_and_pools_are_found_by_the_names_others_have_for_them(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await a_worker(pool, "worker-1")
+        await post(client, "/api/worker/pool/register", POOL)
+        async with pool.acquire() as conn, conn.transaction():
+            ours = Registration(name="server-here", kind="api-gateway")
+            await runtime.register(conn, ours, lambda node: 2000 + node)
+
+        async def names(kind: str) -> list[str]:
+            found = await get(client, f"/api/runtimes?kind={kind}")
+            return [item["name"] for item in found["items"]]
+
+        assert await names("server_api") == ["server-here"]
+        assert await names("worker_pool") == ["worker-1", "worker-cpu"]
+        assert await names("worker") == ["worker-1"]
+
 
 class TestMetrics:
+    async def test_those_of_a_kind_are_found_by_the_name_others_have_for_it(
+        self, client: Client, pool: Pool
+    ) -> None:
+        for number, (kind, component) in enumerate(
+            (("worker", "w1"), ("worker_pool", "p1"), ("reaper", "r"), ("worker", "w2"))
+        ):
+            await metric.report(pool, [Sample("m", number)], kind=kind, component=component)
+
+        async def values(query: str) -> list[float]:
+            found = await get(client, f"/api/metrics/query?{query}")
+            return [item["value"] for item in found["items"]]
+
+        assert await values("kind=worker_pool") == [3, 1, 0]
+        assert await values("kind=worker_pool&limit=2") == [3, 1]
+        assert await values("kind=worker") == [3, 0]
+        assert await values("kind=worker&component=w1") == [0]
+        assert await values("name=m&kind=reaper") == [2]
+        assert await values("") == [3, 2, 1, 0]
+
+    async def test_one_of_a_time_to_come_is_of_now_and_will_be_forgotten(
+        self, client: Client
+    ) -> None:
+        sample = {"name": "m", "value": 1, "reported_at": "2999-01-01T00:00:00Z"}
+
+        await post(client, "/api/metrics/report", {"component": "c", "metrics": [sample]})
+
+        (item,) = (await get(client, "/api/metrics/query?name=m"))["items"]
+        assert datetime.fromisoformat(item["reported_at"]) <= datetime.now(UTC)
+
     async def test_what_is_reported_can_be_asked_for(self, client: Client) -> None:
         await post(client, "/api/worker/pool/register", POOL)
         metrics = [

@@ -1,6 +1,9 @@
 """Questions in SQL: what is answered, and what cannot be reached by any trick."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -8,19 +11,44 @@ import httpx
 import pytest
 
 from noetl_api_gateway.app import build_app
-from noetl_api_gateway.endpoint import Gateway, QueryLimits
-from noetl_core.store.postgres import Pool
+from noetl_api_gateway.endpoint import Gateway
+from noetl_api_gateway.questions import QueryLimits, Questions
+from noetl_core.domain.roles import ROLES, Role
+from noetl_core.store import api_key
+from noetl_core.store.postgres import Pool, open_pool
 from services.api_gateway.conftest import Client
 
 LIMITS = QueryLimits(seconds=0.5, rows_max=3)
 
 
 @pytest.fixture
-async def asking(gateway: Gateway) -> AsyncIterator[Client]:
-    app = build_app(replace(gateway, query_limits=LIMITS))
+async def query_pool(database: str) -> AsyncIterator[Pool]:
+    async with open_pool(database, role="noetl_api_gateway", size_max=2, size_min=0) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def answering(gateway: Gateway, pool: Pool, limits: QueryLimits) -> AsyncIterator[Client]:
+    app = build_app(replace(gateway, questions=Questions(pool, limits)))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         yield opened
+
+
+@pytest.fixture
+async def asking(gateway: Gateway, query_pool: Pool) -> AsyncIterator[Client]:
+    async with answering(gateway, query_pool, LIMITS) as opened:
+        yield opened
+
+
+async def a_key(pool: Pool, role: Role, *, days: int | None = None) -> dict[str, str]:
+    """The header of somebody with that role."""
+    key = f"key of a {role}"
+    made = await api_key.create(
+        pool, key_id=role, sha256=api_key.digest_of(key), name=role, role=role, days=days
+    )
+    assert made is not None
+    return {"Authorization": f"Bearer {key}"}
 
 
 async def ask(client: Client, query: str) -> tuple[int, dict[str, Any]]:
@@ -137,8 +165,131 @@ async def test_it_may_not_take_long(asking: Client) -> None:
 
 
 async def test_nothing_of_a_query_stays_in_the_session(asking: Client, pool: Pool) -> None:
-    await ask(asking, "SELECT pg_advisory_lock(77), set_config('statement_timeout', '1', false)")
+    await ask(asking, "SELECT set_config('statement_timeout', '1', false)")
 
-    assert await pool.fetchval("SELECT pg_try_advisory_lock(77)")
     for _ in range(12):
         assert (await ask(asking, "SELECT pg_sleep(0.01)"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pg_advisory_lock(77)",
+        "pg_advisory_xact_lock(hashtext('noetl.runtime.node'))",
+        "count(pg_try_advisory_lock(n)) FROM generate_series(1, 1000000) AS n",
+        "pg_try_advisory_xact_lock_shared(1, 2)",
+        "pg_logical_emit_message(false, 'x', repeat('x', 1000000))",
+    ],
+)
+async def test_it_can_neither_lock_nor_write_to_the_log_of_postgres(
+    asking: Client, pool: Pool, call: str
+) -> None:
+    status, problem = await ask(asking, f"SELECT {call}")
+
+    assert status == 422, problem
+    assert "permission denied for function" in problem["detail"]
+    assert not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT cursor_to_xml('x', 1, true, true, '')",
+        "SELECT most_common_vals FROM pg_stats WHERE schemaname = 'pg_catalog' LIMIT 1",
+        "SELECT repeat('x', 1073741823)",
+        "SELECT * FROM noetl.runtime FOR UPDATE",
+        "SELECT xmlparse(document '<a')",
+        "SELECT chr(0)",
+        "SELECT ROW(1, 2)",
+        "SELECT convert_from('\\xff', 'utf8')",
+        "SELECT lo_create(0)",
+        "SELECT jsonb_path_query('{}', '$.a[*] ? (')",
+        "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+    ],
+)
+async def test_whatever_is_wrong_with_a_question_is_said_of_the_question(
+    asking: Client, query: str
+) -> None:
+    status, problem = await ask(asking, query)
+
+    assert status in (200, 422), problem
+
+
+async def test_a_function_that_does_not_stop_is_left_to_itself(asking: Client) -> None:
+    begun = time.monotonic()
+
+    status, problem = await ask(asking, "SELECT array_fill(1, ARRAY[250000000])")
+
+    assert status == 422, problem
+    assert time.monotonic() - begun < LIMITS.seconds + 3
+    assert (await ask(asking, "SELECT 1"))[0] == 200
+
+
+async def test_questions_that_take_long_keep_nobody_else_waiting(
+    gateway: Gateway, query_pool: Pool
+) -> None:
+    limits = QueryLimits(seconds=2, rows_max=3, at_once=2)
+    async with answering(gateway, query_pool, limits) as client:
+        slow = [asyncio.create_task(ask(client, "SELECT pg_sleep(30)")) for _ in range(12)]
+        await asyncio.sleep(0.3)
+        begun = time.monotonic()
+        ready = await client.get("/ready")
+        waited = time.monotonic() - begun
+        answers = [await one for one in slow]
+
+        assert ready.status_code == 200
+        assert waited < 1
+        assert sorted(status for status, _ in answers) == [422] * 2 + [429] * 10
+        assert (await ask(client, "SELECT 1"))[0] == 200
+
+
+class TestKeys:
+    async def test_without_keys_whoever_reaches_it_may_ask(self, asking: Client) -> None:
+        assert (await ask(asking, "SELECT 1"))[0] == 200
+
+    async def test_with_keys_one_is_asked_for_and_its_role_counts(
+        self, asking: Client, pool: Pool
+    ) -> None:
+        keys = {role: await a_key(pool, role) for role in ROLES}
+        headers = [
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic eDp5"},
+            *keys.values(),
+        ]
+
+        answers = [
+            await asking.post("/api/postgres/execute", json={"query": "SELECT 1"}, headers=one)
+            for one in headers
+        ]
+
+        assert [one.status_code for one in answers] == [401, 401, 401, 403, 200, 200]
+        assert answers[0].headers["www-authenticate"].startswith("Bearer")
+        assert "has the role reader" in answers[3].json()["detail"]
+
+    async def test_a_key_that_was_revoked_or_is_past_its_time_is_none(
+        self, asking: Client, pool: Pool
+    ) -> None:
+        headers = [await a_key(pool, "admin"), await a_key(pool, "operator", days=1)]
+        await api_key.revoke(pool, "admin")
+        await pool.execute("UPDATE noetl.api_key SET expires_at = now() WHERE name = 'operator'")
+
+        for header in (*headers, {}):
+            answer = await asking.post(
+                "/api/postgres/execute", json={"query": "SELECT 1"}, headers=header
+            )
+            assert answer.status_code == 401
+
+    async def test_a_role_can_be_demanded_before_there_are_keys(
+        self, gateway: Gateway, query_pool: Pool, pool: Pool
+    ) -> None:
+        limits = QueryLimits(seconds=2, role="reader")
+        async with answering(gateway, query_pool, limits) as client:
+            assert (await ask(client, "SELECT 1"))[0] == 401
+            client.headers.update(await a_key(pool, "reader"))
+            assert (await ask(client, "SELECT 1"))[0] == 200
+
+    async def test_nothing_else_asks_for_a_key(self, asking: Client, pool: Pool) -> None:
+        await a_key(pool, "admin")
+
+        assert (await asking.get("/api/executions")).status_code == 200

@@ -15,6 +15,8 @@ from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
     AnyFact,
     CallDone,
+    CommandIssued,
+    CommandParked,
     Event,
     ExecutionFailed,
     ExecutionRetried,
@@ -31,6 +33,7 @@ from noetl_core.domain.ids import (
     RuntimeId,
     ShardId,
     StepName,
+    WorkerId,
 )
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import execution_projection, execution_shard
@@ -134,6 +137,34 @@ async def test_a_child_names_its_parent(pool: Pool, projection_pool: Pool) -> No
     await project_all(projection_pool, await take_over(pool, 1))
 
     assert await pool.fetchval("SELECT parent_execution_id FROM noetl.execution") == 42
+
+
+async def test_a_row_says_for_whom_it_waits_and_as_of_which_event(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    step, command = StepName("call"), CommandId("call.1#1")
+    logged = log_of(
+        ExecutionStarted(catalog_id=CatalogId(1)),
+        StepEntered(step=step, visit=1),
+        CommandIssued(step=step, visit=1, command_id=command),
+        CommandParked(
+            step=step,
+            visit=1,
+            command_id=command,
+            worker_id=WorkerId("w"),
+            kind="playbook",
+            child=ExecutionId(77),
+        ),
+        ExecutionFailed(error=ToolError(kind="x", message="y"), step=step),
+    )
+    shards = await take_over(pool, 1)
+    found = []
+    for part in (logged[:3], logged[3:4], logged[4:]):
+        await append(pool, part)
+        await project_all(projection_pool, shards)
+        found.append(await pool.fetchval("SELECT waits_for FROM noetl.execution"))
+
+    assert found == [None, [logged[3].event.event_id, 77], None]
 
 
 @pytest.mark.parametrize("batch_size", [1, 500])

@@ -8,6 +8,7 @@ import pytest
 
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import CommandId, ExecutionId, StepName
+from noetl_core.domain.progress import waits_for
 from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.messages import Reconcile, decode_messages
@@ -16,6 +17,8 @@ from noetl_reaper.sweep import flag_stuck, sweep_executions
 from services.reaper.test_sweep import add_execution, add_timer, shard
 
 STUCK_SECONDS = 120
+LAST_EVENT = 1
+"""Of every execution that add_execution makes."""
 
 
 @pytest.fixture
@@ -50,11 +53,30 @@ async def commands(pool: Pool, execution_id: int, found: dict[str, OpenCommand])
         execution_id=ExecutionId(execution_id),
         commands={CommandId(name): command for name, command in found.items()},
     )
+    children = waits_for(state)
     await pool.execute(
-        "UPDATE noetl.execution SET state = $2 WHERE execution_id = $1",
+        "UPDATE noetl.execution SET state = $2, waits_for = $3 WHERE execution_id = $1",
         execution_id,
         msgspec.json.encode(state).decode(),
+        None if children is None else [LAST_EVENT, *children],
     )
+
+
+@pytest.fixture(params=["known", "unknown", "outdated"], autouse=True)
+async def _column(request: pytest.FixtureRequest, pool: Pool) -> None:
+    """Whatever stands in `waits_for`: what a projection wrote that knows it, nothing, or what was
+    so before another projection went on. What is found must be the same.
+    """
+    change = {"unknown": "NULL", "outdated": f"ARRAY[{LAST_EVENT - 1}]"}.get(request.param)
+    if change is not None:
+        await pool.execute(
+            "CREATE FUNCTION public.other() RETURNS trigger LANGUAGE plpgsql AS"
+            f" 'BEGIN NEW.waits_for := {change}; RETURN NEW; END'"
+        )
+        await pool.execute(
+            "CREATE TRIGGER other BEFORE INSERT OR UPDATE ON noetl.execution"
+            " FOR EACH ROW EXECUTE FUNCTION public.other()"
+        )
 
 
 async def test_it_is_flagged_once_with_what_a_retry_will_say(pool: Pool, reaper_pool: Pool) -> None:

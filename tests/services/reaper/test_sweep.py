@@ -18,6 +18,7 @@ from noetl_core.wire.messages import Due, Expired, Message, Reconcile, decode_me
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.main import start
+from noetl_reaper.patience import WAITS_MAX, Patience
 from noetl_reaper.reported import Reported
 from noetl_reaper.sweep import sweep_executions, sweep_leases, sweep_timers
 
@@ -124,8 +125,17 @@ def timers(clock: Clock | None = None) -> Reported[DueTimer]:
     return Reported(repeat_seconds=15, clock=clock or Clock())
 
 
-async def leases(pool: Pool, bus: Bus, reported: Reported[CommandKey], limit: int = 100) -> int:
-    return await sweep_leases(pool, bus, reported, grace_seconds=GRACE_SECONDS, limit=limit)
+async def leases(
+    pool: Pool,
+    bus: Bus,
+    reported: Reported[CommandKey],
+    limit: int = 100,
+    patience: Patience | None = None,
+) -> int:
+    patience = patience or Patience(wait_seconds=10, late_seconds=3, clock=Clock())
+    return await sweep_leases(
+        pool, bus, reported, patience, grace_seconds=GRACE_SECONDS, limit=limit
+    )
 
 
 async def idle(pool: Pool, bus: Bus, reported: Reported[ExecutionId], limit: int = 100) -> int:
@@ -208,6 +218,64 @@ async def test_a_turn_reports_no_more_than_its_limit_and_the_oldest_first(
 
     reported = {one.execution_id for _, one in await streamed(bus) if isinstance(one, Expired)}
     assert reported == {114, 113, 112}
+
+
+async def test_leases_that_were_reported_in_vain_do_not_hide_the_next_ones(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    for execution_id in range(101, 106):
+        await add_command(pool, execution_id, lease_ended_seconds=100)
+    await add_command(pool, 301, lease_ended_seconds=50)
+    reported = commands()
+
+    counts = [await leases(reaper_pool, bus, reported, limit=5) for _ in range(3)]
+
+    assert counts == [5, 1, 0]
+
+
+async def test_after_a_time_without_the_database_workers_may_renew_first(
+    pool: Pool, reaper_pool: Pool, bus: Bus
+) -> None:
+    await add_command(pool, 101, lease_ended_seconds=100)
+    await add_command(pool, 102, lease_ended_seconds=100)
+    clock = Clock()
+    reported, patience = commands(clock), Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    clock.now = 70.0
+    assert await leases(reaper_pool, bus, reported, patience=patience) == 0
+    await command.heartbeat(
+        pool, WorkerId("w1"), [(ExecutionId(101), CommandId("load.1#1"))], lease_seconds=60
+    )
+    for clock.now in (72.0, 74.0, 76.0, 78.0):
+        assert await leases(reaper_pool, bus, reported, patience=patience) == 0
+    clock.now = 80.0
+    assert await leases(reaper_pool, bus, reported, patience=patience) == 1
+
+    assert [one.execution_id for _, one in await streamed(bus) if isinstance(one, Expired)] == [102]
+
+
+def test_one_that_comes_to_lead_knows_that_the_database_was_away() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    believed = []
+    for clock.now in (1.0, 2.0, 60.0, 62.0, 65.0, 68.0, 70.0):
+        believed.append(patience.looked())
+
+    assert believed == [True, True, False, False, False, False, True]
+
+
+def test_where_every_look_is_late_leases_are_ended_all_the_same() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    waited = 0
+    for clock.now in range(5, 1000, 5):
+        if patience.looked():
+            break
+        waited += 1
+
+    assert WAITS_MAX <= waited <= WAITS_MAX + 2
 
 
 async def test_an_execution_with_nothing_under_way_is_reported(

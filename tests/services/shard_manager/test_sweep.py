@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 
+from noetl_core.process.membership import Member
 from noetl_core.process.service import Service, serving
-from noetl_core.store import metric
+from noetl_core.store import metric, runtime
 from noetl_core.store.metric import Sample
 from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.runtime import Registration
 from noetl_shard_manager.config import ShardManagerConfig
 from noetl_shard_manager.main import start
 from noetl_shard_manager.sweep import measure, sweep
@@ -49,6 +52,55 @@ async def test_a_silent_process_is_offline_and_is_forgotten_after_a_day(
 
     offline = dict.fromkeys(("p2", "p3", "p5"), "offline")
     assert await statuses(pool) == {"p1": "ready"} | offline
+
+
+async def test_a_process_of_ours_that_died_is_offline_until_it_is_forgotten(
+    pool: Pool, manager_pool: Pool
+) -> None:
+    ids = count(100)
+    for name in ("dead", "next"):
+        async with pool.acquire() as conn, conn.transaction():
+            registration = Registration(name=name, kind="worker")
+            await runtime.register(conn, registration, lambda _: next(ids))
+        if name == "dead":
+            await pool.execute("UPDATE noetl.runtime SET heartbeat = now() - interval '61 s'")
+
+    await sweep(manager_pool, offline_seconds=45, forget_seconds=86_400)
+    assert await statuses(pool) == {"dead": "offline", "next": "ready"}
+
+    await sweep(manager_pool, offline_seconds=45, forget_seconds=60.5)
+    assert await statuses(pool) == {"next": "ready"}
+
+
+async def test_the_time_of_the_last_sweep_is_written_down(pool: Pool, manager_pool: Pool) -> None:
+    await measure(manager_pool, name="m", keep_seconds=60)
+    assert not await pool.fetch("SELECT FROM noetl.metric WHERE name = 'noetl_sweep_ms'")
+
+    await measure(manager_pool, name="m", keep_seconds=60, sweep_ms=12.5)
+
+    assert await pool.fetchval("SELECT value FROM noetl.metric WHERE name = 'noetl_sweep_ms'") == (
+        12.5
+    )
+
+
+async def test_how_heartbeats_went_and_what_a_process_uses_is_written_down(
+    pool: Pool, manager_pool: Pool
+) -> None:
+    member = Member(pool, Registration(name="g", kind="api-gateway"))
+    for _ in range(3):
+        await member.heartbeat()
+
+    await measure(manager_pool, name="m", keep_seconds=60)
+
+    rows = await pool.fetch(
+        "SELECT name, value FROM noetl.metric WHERE labels->>'component' = 'g'"
+        " AND labels->>'kind' = 'api-gateway'"
+    )
+    found = {row["name"]: row["value"] for row in rows}
+    assert found["noetl_heartbeat_success_rate"] == 1
+    assert found["noetl_heartbeat_latency_ms"] > 0
+    assert found["noetl_process_memory_peak_bytes"] > 1_000_000
+    assert found["noetl_process_cpu_percent"] >= 0
 
 
 async def test_what_the_workers_said_last_is_written_down(pool: Pool, manager_pool: Pool) -> None:

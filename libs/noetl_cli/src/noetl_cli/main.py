@@ -7,6 +7,7 @@ import sys
 import typer
 
 from noetl_cli.commands import (
+    api_keys,
     archives,
     authoring,
     bench,
@@ -53,6 +54,7 @@ app.command("signal")(control.signal)
 app.command("approve")(control.approve)
 app.command("deny")(control.deny)
 app.add_typer(credentials.app, name="credential")
+app.add_typer(api_keys.app, name="api-key")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(database.app, name="db")
 app.add_typer(shards.app, name="shards")

@@ -59,7 +59,7 @@ def problem_of(error: Exception) -> Response:  # noqa: PLR0911 - one case an err
     """The one place where an error becomes an answer."""
     match error:
         case RequestError():
-            return _problem(error.status, str(error), field=error.field)
+            return _problem(error.status, str(error), field=error.field, headers=error.headers)
         case NotFoundError():
             return _problem(404, str(error))
         case ConflictError():

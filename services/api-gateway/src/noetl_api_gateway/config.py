@@ -1,6 +1,6 @@
 """What the gateway can be told through the environment."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -22,7 +22,11 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
         float, Meta(ge=0, le=60, description="How long requests may finish after a stop.")
     ] = 3.0
     server_name: Annotated[
-        str, Meta(description="What this gateway is registered as; by default its instance.")
+        str,
+        Meta(
+            description="What this gateway is registered as; by default server-, its host and its "
+            "port, which a restart does not change."
+        ),
     ] = ""
     auto_recreate_runtime: Annotated[
         bool,
@@ -31,6 +35,16 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     query_enabled: Annotated[
         bool, Meta(description="Allow questions in SQL, read-only, at /api/postgres/execute.")
     ] = False
+    query_role: Annotated[
+        Literal["", "reader", "operator", "admin"],
+        Meta(
+            description="The least role of the API key that may ask in SQL. Empty: operator, as "
+            "soon as there are API keys, and until then whoever reaches the gateway."
+        ),
+    ] = ""
+    query_connections: Annotated[
+        int, Meta(gt=0, le=20, description="Questions in SQL at once, on connections of their own.")
+    ] = 2
     query_timeout_seconds: Annotated[
         float, Meta(gt=0, le=60, description="How long one question in SQL may take.")
     ] = 5.0

@@ -12,6 +12,7 @@ Who sets aside, and what trying again means
               was written anew when that was found, so there is nothing to do again.
 """
 
+from base64 import b64encode
 from typing import Any
 
 import msgspec
@@ -26,9 +27,9 @@ from noetl_api_gateway.executions import find
 from noetl_api_gateway.promises import wake
 from noetl_api_gateway.requests import query
 from noetl_core.domain.errors import ConflictError, NotFoundError
-from noetl_core.domain.ids import ID_MAX, ExecutionId, ShardId
+from noetl_core.domain.ids import ID_MAX, EventId, ExecutionId, ShardId
 from noetl_core.domain.state import TERMINAL
-from noetl_core.store import audit, dead_letter, inbox
+from noetl_core.store import audit, dead_letter, event, inbox
 from noetl_core.store.dead_letter import DeadLetter
 from noetl_core.store.postgres import Connection, in_transaction
 from noetl_core.wire import http
@@ -69,7 +70,11 @@ async def read(gateway: Gateway, request: Request) -> Response:
 
 
 async def retry(gateway: Gateway, request: Request) -> Response:
-    """In one transaction: whatever dies now, it is either still here or on its way."""
+    """In one transaction: whatever dies now, it is either still here or on its way.
+
+    The execution may end while it is on its way, and then the broker drops it. So the audit keeps
+    the body: what was set aside is never gone without anybody having said so.
+    """
     dead_letter_id = _id_of(request)
     found = await _find(gateway, dead_letter_id)
     execution_id, messages, did = await _second_try(gateway, found)
@@ -80,7 +85,7 @@ async def retry(gateway: Gateway, request: Request) -> Response:
         shard = await inbox.promise(conn, execution_id, encode_messages(messages))
         await audit.record(
             conn, actor=ACTOR, action="dead_letter.retried", subject=str(dead_letter_id),
-            details={**_audited(found), "did": did},
+            details={**_audited(found), "did": did, "body": b64encode(found.body).decode()},
         )  # fmt: skip
         return shard
 
@@ -125,6 +130,14 @@ async def _second_try(
     execution_id = found.execution_id or _execution_of(messages)
     view = await _view(gateway, execution_id)
     if view is None or view.status not in TERMINAL:
+        shown = EventId(int((view and view.last_event_id) or 0))
+        # The broker ends an execution in the commit that sets its messages aside, and the status
+        # follows: in between it would be sent to an execution that takes nothing any more.
+        if await event.has_ended_since(gateway.pool, execution_id, shown):
+            raise ConflictError(
+                f"execution {execution_id} has just ended and its status does not show it yet: "
+                "try again in a moment"
+            )
         if found.source == "command":
             raise ConflictError(f"execution {execution_id} went on without it: discard it")
         return execution_id, messages, "it is in the inbox of its execution again"

@@ -12,19 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noetl_api_gateway.ends import EndWatch
+from noetl_api_gateway.questions import Questions
 from noetl_api_gateway.rendering import Renderer
 from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import Bus
 from noetl_core.process.secrets import Keyring
 from noetl_core.store.postgres import Pool
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryLimits:
-    """How much one question in SQL may take."""
-
-    seconds: float = 5.0
-    rows_max: int = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +30,7 @@ class Gateway:
     ends: EndWatch
     renderer: Renderer
     auto_recreate_runtime: bool = True
-    query_limits: QueryLimits | None = None
+    questions: Questions | None = None
     """None where nobody may ask in SQL."""
 
 

@@ -14,8 +14,9 @@ from hypercorn.typing import ASGIFramework
 
 from noetl_api_gateway.app import build_app
 from noetl_api_gateway.config import GatewayConfig
-from noetl_api_gateway.endpoint import Gateway, QueryLimits
+from noetl_api_gateway.endpoint import Gateway
 from noetl_api_gateway.ends import EndWatch
+from noetl_api_gateway.questions import QueryLimits, Questions
 from noetl_api_gateway.rendering import open_renderer
 from noetl_core.bus.connection import open_bus
 from noetl_core.process.membership import join_runtime
@@ -38,7 +39,8 @@ async def start(service: Service[GatewayConfig]) -> None:
     )
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     uri = f"http://{host}:{port}"
-    name = config.server_name
+    # Two gateways of one host cannot have one port, and a restart keeps it.
+    name = config.server_name or f"server-{socket.gethostname()}-{port}"
     member = await service.open(join_runtime(service, pool, kind="api-gateway", name=name, uri=uri))
     gateway = Gateway(
         pool=pool,
@@ -49,7 +51,7 @@ async def start(service: Service[GatewayConfig]) -> None:
         ends=EndWatch(pool),
         renderer=await service.open(open_renderer()),
         auto_recreate_runtime=config.auto_recreate_runtime,
-        query_limits=_query_limits(config),
+        questions=await _questions(service),
     )
     await bus.subscribe(EXECUTIONS_ENDED, gateway.ends.heard)
     app = cast("ASGIFramework", build_app(gateway))
@@ -57,10 +59,21 @@ async def start(service: Service[GatewayConfig]) -> None:
     log.info("gateway.listening", host=host, port=port, url=uri)
 
 
-def _query_limits(config: GatewayConfig) -> QueryLimits | None:
+async def _questions(service: Service[GatewayConfig]) -> Questions | None:
+    config = service.config
     if not config.query_enabled:
         return None
-    return QueryLimits(seconds=config.query_timeout_seconds, rows_max=config.query_rows_max)
+    at_once = config.query_connections
+    pool = await service.open(
+        open_pool(config.postgres_dsn, role="noetl_api_gateway", size_max=at_once, size_min=0)
+    )
+    limits = QueryLimits(
+        seconds=config.query_timeout_seconds,
+        rows_max=config.query_rows_max,
+        at_once=at_once,
+        role=config.query_role or None,
+    )
+    return Questions(pool, limits)
 
 
 def _serve(

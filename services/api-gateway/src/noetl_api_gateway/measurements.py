@@ -8,8 +8,9 @@ from starlette.responses import Response
 
 from noetl_api_gateway.answers import answer, as_is
 from noetl_api_gateway.endpoint import Endpoint, Gateway
-from noetl_api_gateway.requests import json_body, query
+from noetl_api_gateway.requests import plain_json_body, query
 from noetl_core.store import metric
+from noetl_core.store.component import kinds_meant
 from noetl_core.store.metric import Sample
 from noetl_core.wire import http
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def report(gateway: Gateway, request: Request) -> Response:
-    asked = await json_body(request, http.MetricsReport)
+    asked = await plain_json_body(request, http.MetricsReport)
     samples = [
         Sample(one.name, one.value, msgspec.json.encode(one.labels).decode(), one.reported_at)
         for one in asked.metrics
@@ -33,7 +34,7 @@ async def list_newest(gateway: Gateway, request: Request) -> Response:
         gateway.pool,
         name=asked.name,
         component=asked.component,
-        kind=asked.kind,
+        kinds=None if asked.kind is None else kinds_meant(asked.kind),
         since=asked.since,
         until=asked.until,
         before=asked.before,

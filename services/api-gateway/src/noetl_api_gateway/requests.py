@@ -1,6 +1,7 @@
 """What came in: bodies, queries and path parameters, checked before anything else looks at them."""
 
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from noetl_core.wire.http import BODY_BYTES_MAX
 T = TypeVar("T")
 
 JSON = "application/json"
+_CALLED_BY_CURL = frozenset({"", "application/x-www-form-urlencoded"})
 YAML_MEDIA_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 
 _ID = re.compile(r"[0-9]{1,19}")
@@ -25,15 +27,37 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 class RequestError(RejectedError):
     """The request itself is wrong, whatever the state of the system. `status` says how."""
 
-    def __init__(self, status: int, detail: str, *, field: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.field = field
+        self.headers = dict(headers or {})
 
 
 async def json_body(request: Request, kind: type[T], *, bytes_max: int = BODY_BYTES_MAX) -> T:
     """The body as `kind`. It must say that it is JSON: a form on a stranger's page cannot."""
     return _decode_body(request, await read_body(request, bytes_max=bytes_max), kind)
+
+
+async def plain_json_body(request: Request, kind: type[T], *, bytes_max: int = BODY_BYTES_MAX) -> T:
+    """The same for what programs send from scripts: `curl -d` calls its JSON a form, and that is
+    accepted from whoever is no browser. A browser always says where its page comes from.
+    """
+    body = await read_body(request, bytes_max=bytes_max)
+    if media_type(request) in _CALLED_BY_CURL and not _is_from_a_page(request):
+        return decode_json(body, kind)
+    return _decode_body(request, body, kind)
+
+
+def _is_from_a_page(request: Request) -> bool:
+    return "origin" in request.headers or "sec-fetch-site" in request.headers
 
 
 async def optional_json_body(request: Request, kind: type[T]) -> T:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from noetl_api_gateway.answers import answer, as_is
 from noetl_api_gateway.endpoint import Endpoint, Gateway
-from noetl_api_gateway.requests import json_body, query
+from noetl_api_gateway.requests import RequestError, plain_json_body, query
 from noetl_core.domain.errors import ConflictError, NotFoundError
 from noetl_core.domain.ids import RuntimeId
 from noetl_core.store import component
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
 POOL = "worker_pool"
-WORKER_KINDS = ["worker", POOL]
+WORKER_KINDS = component.kinds_meant(POOL)
 WORKERS_MAX = 1000
 
 log = structlog.get_logger()
 
 
 async def register_pool(gateway: Gateway, request: Request) -> Response:
-    asked = await json_body(request, http.PoolRegisterRequest)
+    asked = await plain_json_body(request, http.PoolRegisterRequest)
     return await _register(gateway, POOL, asked.name, asked)
 
 
 async def heartbeat_pool(gateway: Gateway, request: Request) -> Response:
     """It lives. One that was forgotten comes back if the heartbeat says which pool it serves."""
-    asked = await json_body(request, http.PoolHeartbeatRequest)
-    return await _heartbeat(gateway, POOL, asked.name, asked, is_enough=bool(asked.runtime))
+    asked = await plain_json_body(request, http.PoolHeartbeatRequest)
+    name = asked.name or asked.worker_id
+    if not name:
+        raise RequestError(422, "`name`: say who lives", field="name")
+    return await _heartbeat(gateway, POOL, name, asked, is_enough=bool(asked.runtime))
 
 
 async def deregister_pool(gateway: Gateway, request: Request) -> Response:
@@ -48,12 +51,12 @@ async def deregister_pool(gateway: Gateway, request: Request) -> Response:
 
 
 async def register_component(gateway: Gateway, request: Request) -> Response:
-    asked = await json_body(request, http.ComponentRegisterRequest)
+    asked = await plain_json_body(request, http.ComponentRegisterRequest)
     return await _register(gateway, asked.component_type, asked.name, asked)
 
 
 async def heartbeat_component(gateway: Gateway, request: Request) -> Response:
-    asked = await json_body(request, http.ComponentHeartbeatRequest)
+    asked = await plain_json_body(request, http.ComponentHeartbeatRequest)
     is_enough = bool(asked.uri or asked.base_url or asked.runtime)
     return await _heartbeat(gateway, asked.component_type, asked.name, asked, is_enough=is_enough)
 
@@ -65,7 +68,7 @@ async def deregister_component(gateway: Gateway, request: Request) -> Response:
 
 async def list_runtimes(gateway: Gateway, request: Request) -> Response:
     asked = query(request, http.RuntimesQuery)
-    kinds = None if asked.kind is None else [asked.kind]
+    kinds = None if asked.kind is None else component.kinds_meant(asked.kind)
     rows = await component.registered(
         gateway.pool, kinds=kinds, status=asked.status, limit=asked.limit
     )
@@ -95,7 +98,7 @@ async def _register(
         kind=kind,
         name=name,
         uri=asked.uri or asked.base_url,
-        status=asked.status,
+        status=asked.status or "ready",
         labels=asked.labels,
         capabilities=asked.capabilities,
         capacity=asked.capacity,
@@ -139,7 +142,7 @@ async def _deregistration(request: Request) -> http.DeregisterRequest:
     """Not every client can send a body with DELETE."""
     if request.query_params:
         return query(request, http.DeregisterRequest)
-    return await json_body(request, http.DeregisterRequest)
+    return await plain_json_body(request, http.DeregisterRequest)
 
 
 def _ok(kind: str, name: str, runtime_id: RuntimeId, *, recreated: bool = False) -> Response:
@@ -153,9 +156,11 @@ def _reported(asked: http.ComponentReport) -> dict[str, Any]:
         "type": asked.runtime or None,
         "pid": asked.pid,
         "hostname": asked.hostname,
-        "running": asked.running,
-        "free": asked.free,
-        "tools": asked.tools,
+        "worker_id": asked.worker_id,
+        "running": asked.active_tasks if asked.running is None else asked.running,
+        "free": asked.available_slots if asked.free is None else asked.free,
+        "tools": asked.tool_pools if asked.tools is None else asked.tools,
+        "heartbeat_interval_seconds": asked.heartbeat_interval_seconds,
     }
     return {name: value for name, value in said.items() if value is not None}
 
@@ -190,7 +195,7 @@ def _worker(row: "Record") -> http.WorkerView:
         kind=row["kind"],
         status=row["status"],
         pools=_pools(labels, said),
-        pool_name=labels.pop("pool_name", None),
+        pool_name=_text(labels.pop("pool_name", None)),
         labels={name: value for name, value in labels.items() if name != "pool"},
         slots=slots,
         running=running,
@@ -201,6 +206,11 @@ def _worker(row: "Record") -> http.WorkerView:
         pid=said.get("pid"),
         heartbeat_age_seconds=row["heartbeat_age_seconds"],
     )
+
+
+def _text(said: Any) -> str | None:
+    """Whoever registers over HTTP may have called it 5."""
+    return None if said is None else str(said)
 
 
 def _pools(labels: dict[str, Any], said: dict[str, Any]) -> list[str]:

@@ -12,19 +12,25 @@ from noetl_core.store.waiting import Situation
 from noetl_core.wire import http
 
 _NOTHING = Situation([])
+_MOVING = frozenset({"PENDING", "RUNNING"})
 
 
 async def at_this_moment(
     pool: Pool, views: Sequence[http.ExecutionView]
 ) -> list[http.ExecutionView]:
     """The same with `waiting_on` as the queue and the workers have it now."""
-    running = [ExecutionId(int(view.execution_id)) for view in views if view.status == "RUNNING"]
-    found = await waiting.situations(pool, running)
+    moving = [ExecutionId(int(view.execution_id)) for view in views if view.status in _MOVING]
+    found = await waiting.situations(pool, moving)
     return [as_it_stands(v, found.get(ExecutionId(int(v.execution_id)), _NOTHING)) for v in views]
 
 
 def as_it_stands(view: http.ExecutionView, situation: Situation) -> http.ExecutionView:
-    if view.status != "RUNNING" or situation == _NOTHING:
+    if view.status not in _MOVING or situation == _NOTHING:
         return view
-    sentence = waits_for(view.waiting_on, situation.groups, flag=situation.flag)
+    sentence = waits_for(
+        view.waiting_on,
+        situation.groups,
+        flag=situation.flag,
+        has_broker=situation.has_broker,
+    )
     return msgspec.structs.replace(view, waiting_on=sentence)

@@ -14,10 +14,14 @@ class ReaperConfig(Config, frozen=True, kw_only=True):
     reaper_lease_grace_seconds: Annotated[
         float, Meta(ge=0, description="How long after its end a lease counts as run out.")
     ] = 2.0
-    reaper_outage_grace_seconds: Annotated[
+    reaper_return_wait_seconds: Annotated[
         float,
-        Meta(ge=0, description="For so long after Postgres was away no lease counts as run out."),
-    ] = 5.0
+        Meta(
+            ge=0,
+            description="After a time without the database leases may have run out for want of it: "
+            "how long workers then have to renew theirs. Two of their heartbeats.",
+        ),
+    ] = 10.0
     reaper_idle_interval_seconds: Annotated[
         float, Meta(gt=0, description="How often executions that do not move are looked for.")
     ] = 10.0

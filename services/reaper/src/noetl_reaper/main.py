@@ -3,29 +3,32 @@ noetl.inbox. Flags in noetl.dead_letter what nothing can move.
 """
 
 import asyncio
-from functools import partial
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
-from noetl_core.store import command, timer
+from noetl_core.store import timer
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import open_pool
 from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
-from noetl_reaper.metrics import show_queue
-from noetl_reaper.outage import Outage
+from noetl_reaper.count import QueueCount
+from noetl_reaper.patience import Patience
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import flag_stuck, sweep_executions, sweep_leases, sweep_timers
+from noetl_reaper.sweep import flag_stuck, stand_by, sweep_executions, sweep_leases, sweep_timers
 
 QUEUE_SECONDS = 5.0
-"""How often the queue is counted."""
+"""How often the queue is counted, at most."""
 
 
 async def start(service: Service[ReaperConfig]) -> None:
     config = service.config
+    patience = Patience(
+        wait_seconds=config.reaper_return_wait_seconds,
+        late_seconds=config.reaper_interval_seconds + config.reaper_lease_grace_seconds,
+    )
     pool = await service.open(open_pool(config.postgres_dsn, role="noetl_reaper", size_max=3))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(join_runtime(service, pool, kind="reaper"))
@@ -33,19 +36,16 @@ async def start(service: Service[ReaperConfig]) -> None:
     commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     timers: Reported[DueTimer] = Reported(repeat_seconds=config.reaper_repeat_seconds)
-    outage = Outage(grace_seconds=config.reaper_outage_grace_seconds)
     limit = config.reaper_batch_size
     wake_timers = asyncio.Event()
+    count = QueueCount(pool)
 
     async def leases() -> int:
         if not leader.is_leader:
-            outage.noticed()
+            await stand_by(pool, patience)
             return 0
         grace = config.reaper_lease_grace_seconds
-        return await outage.unless_recent(
-            partial(sweep_leases, pool, bus, commands, grace_seconds=grace, limit=limit),
-            probe=partial(command.expired, pool, limit=0),
-        )
+        return await sweep_leases(pool, bus, commands, patience, grace_seconds=grace, limit=limit)
 
     async def idle() -> int:
         if not leader.is_leader:
@@ -70,7 +70,7 @@ async def start(service: Service[ReaperConfig]) -> None:
         return told
 
     async def queue() -> None:
-        show_queue(await command.depth(pool) if leader.is_leader else {})
+        await count.turn(leads=leader.is_leader)
 
     service.every(config.reaper_interval_seconds, leases, name="leases")
     service.every(QUEUE_SECONDS, queue, name="queue")

@@ -19,9 +19,16 @@ _queue: dict[tuple[str, str], int] = {}
 
 
 def show_queue(depth: Mapping[tuple[str, str], int]) -> None:
-    """What was counted last; of nothing when somebody else counts."""
-    _queue.clear()
+    """As counted last. What is empty by now shows a zero: an alert on it must see that."""
+    for known in _queue:
+        _queue[known] = 0
     _queue.update(depth)
+
+
+def show_nothing() -> None:
+    """Somebody else leads and counts: what was counted here is of the past."""
+    _queue.clear()
+    _dead_letters.clear()
 
 
 def _depth(_: CallbackOptions) -> Iterable[Observation]:
@@ -36,11 +43,12 @@ _meter.create_observable_gauge(
 )
 
 _dead_letters: dict[str, int] = {}
+_STUCK = "reaper"
 
 
 def show_dead_letters(counts: Mapping[str, int]) -> None:
     """By source, as counted last. A source that has none any more shows a zero."""
-    for source in _dead_letters:
+    for source in (_STUCK, *_dead_letters):
         _dead_letters[source] = 0
     _dead_letters.update(counts)
 
@@ -51,7 +59,8 @@ def _set_aside(_: CallbackOptions) -> Iterable[Observation]:
 
 
 def _stuck(_: CallbackOptions) -> Iterable[Observation]:
-    yield Observation(_dead_letters.get("reaper", 0))
+    if _STUCK in _dead_letters:
+        yield Observation(_dead_letters[_STUCK])
 
 
 _meter.create_observable_gauge(

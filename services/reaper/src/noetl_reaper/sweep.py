@@ -20,6 +20,7 @@ from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_reaper import metrics
+from noetl_reaper.patience import Patience
 from noetl_reaper.reported import Reported
 
 LOGGED_MAX = 20
@@ -28,18 +29,31 @@ log = structlog.get_logger()
 
 
 async def sweep_leases(
-    pool: Pool, bus: Bus, reported: Reported[CommandKey], *, grace_seconds: float, limit: int
+    pool: Pool,
+    bus: Bus,
+    reported: Reported[CommandKey],
+    patience: Patience,
+    *,
+    grace_seconds: float,
+    limit: int,
 ) -> int:
     """One turn: report attempts whose worker fell silent. Says how many."""
     recent = set(reported.recent())
-    expired = [
-        one
-        for one in await command.expired(pool, limit=limit, grace_seconds=grace_seconds)
-        if (one.execution_id, one.command_id) not in recent
-    ]
+    # What was reported and is still there must not stand in the way of what comes after it.
+    many = limit + len(recent)
+    found = await command.expired(pool, limit=many, grace_seconds=grace_seconds)
+    if not patience.looked():
+        return 0
+    expired = [one for one in found if (one.execution_id, one.command_id) not in recent][:limit]
     await _report(pool, bus, "expired", [_expired(one) for one in expired])
     reported.add((one.execution_id, one.command_id) for one in expired)
     return len(expired)
+
+
+async def stand_by(pool: Pool, patience: Patience) -> None:
+    """The turn of one that does not lead: when it comes to lead, it knows how the database was."""
+    await command.expired(pool, limit=1)
+    patience.looked()
 
 
 async def sweep_executions(
@@ -76,7 +90,7 @@ def _why_stuck(one: Stuck) -> str:
 async def sweep_timers(pool: Pool, bus: Bus, reported: Reported[DueTimer], *, limit: int) -> int:
     """One turn: report timers that have run out. Says how many."""
     recent = set(reported.recent())
-    # What was reported and is still there must not stand in the way of what comes after it.
+    # As with leases: what is known must not hide what is new.
     found = await timer.due(pool, limit=limit + len(recent))
     due = [one for one in found if one not in recent][:limit]
     reports = [Due(execution_id=one.execution_id, timer=one.timer) for one in due]

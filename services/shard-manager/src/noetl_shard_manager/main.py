@@ -27,6 +27,7 @@ async def start(service: Service[ShardManagerConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="shard-manager"))
     leader = await service.open(leadership(service, pool, member, "shard-manager"))
     known = Known()
+    sweep_ms: float | None = None
 
     def mint_above(floor: int) -> int:
         member.pass_over(floor)
@@ -42,8 +43,9 @@ async def start(service: Service[ShardManagerConfig]) -> None:
             await assign(pool, bus, known)
 
     async def sweeping() -> None:
+        nonlocal sweep_ms
         if leader.is_leader:
-            await sweep(
+            sweep_ms = await sweep(
                 pool,
                 offline_seconds=config.server_offline_after,
                 forget_seconds=config.runtime_forget_seconds,
@@ -51,7 +53,9 @@ async def start(service: Service[ShardManagerConfig]) -> None:
 
     async def measuring() -> bool:
         keep = config.metrics_keep_seconds
-        return leader.is_leader and await measure(pool, name=member.name, keep_seconds=keep)
+        return leader.is_leader and await measure(
+            pool, name=member.name, keep_seconds=keep, sweep_ms=sweep_ms
+        )
 
     async def wished(_body: bytes) -> None:
         wish.set()

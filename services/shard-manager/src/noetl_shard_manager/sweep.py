@@ -17,19 +17,25 @@ METRICS_FORGOTTEN_MAX = 10_000
 log = structlog.get_logger()
 
 
-async def sweep(pool: Pool, *, offline_seconds: float, forget_seconds: float) -> None:
-    """One turn over noetl.runtime."""
+async def sweep(pool: Pool, *, offline_seconds: float, forget_seconds: float) -> float:
+    """One turn over noetl.runtime. Says how many milliseconds it took."""
+    begun = time.perf_counter()
     _tell("runtime.offline", await topology.mark_stale(pool, silent_seconds=offline_seconds))
     _tell("runtime.forgotten", await topology.forget_offline(pool, silent_seconds=forget_seconds))
+    return (time.perf_counter() - begun) * 1000
 
 
-async def measure(pool: Pool, *, name: str, keep_seconds: float) -> bool:
-    """One turn over noetl.metric. True while there is more to forget."""
-    begun = time.perf_counter()
+async def measure(
+    pool: Pool, *, name: str, keep_seconds: float, sweep_ms: float | None = None
+) -> bool:
+    """One turn over noetl.metric. True while there is more to forget.
+
+    `sweep_ms` is how long the last sweep took, if there was one.
+    """
     await metric.observe(pool)
     forgotten = await metric.forget(pool, older_seconds=keep_seconds, limit=METRICS_FORGOTTEN_MAX)
-    taken = Sample("noetl_sweep_ms", (time.perf_counter() - begun) * 1000)
-    await metric.report(pool, [taken], kind="shard-manager", component=name)
+    taken = [] if sweep_ms is None else [Sample("noetl_sweep_ms", sweep_ms)]
+    await metric.report(pool, taken, kind="shard-manager", component=name)
     return forgotten == METRICS_FORGOTTEN_MAX
 
 

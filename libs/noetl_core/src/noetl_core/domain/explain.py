@@ -10,6 +10,7 @@ import msgspec
 
 from noetl_core.domain.state import TERMINAL, ExecutionStatus
 from noetl_core.domain.waiting import OpenGroup, moment
+from noetl_core.domain.workers import tool_of
 
 HOLDERS_MAX = 5
 SLOW_MESSAGE_SECONDS = 2.0
@@ -96,18 +97,25 @@ def _moved_by(facts: Facts) -> Iterator[str]:
     if len(facts.holders) > HOLDERS_MAX:
         yield f"{len(facts.holders) - HOLDERS_MAX} more commands are held."
     for group in facts.groups:
-        if group.situation == "alone":
-            has = f" and NOETL_WORKER_LABELS with {', '.join(group.requires)}"
-            yield (
-                f"To move it, start a worker with NOETL_WORKER_POOL={group.pool}"
-                f"{has if group.requires else ''}."
-            )
+        if group.situation in ("alone", "elsewhere"):
+            yield _worker_to_start(group)
         elif group.situation == "delayed" and group.next_at is not None:
             yield f"Step `{group.step}` goes on by itself at {moment(group.next_at)}."
     for child in facts.children:
         yield f"What the child waits for: `noetl explain {child}`."
     if facts.due_at is not None:
         yield f"Its next timer (`{facts.timer}`) runs out at {moment(facts.due_at)}."
+
+
+def _worker_to_start(group: OpenGroup) -> str:
+    labels = [offer for offer in group.requires if tool_of(offer) is None]
+    tools = [f"`{kind}`" for offer in group.requires if (kind := tool_of(offer)) is not None]
+    labelled = f" and NOETL_WORKER_LABELS={','.join(labels)}" if labels else ""
+    equipped = f", where the package with the tool {' and '.join(tools)} is installed"
+    return (
+        f"To move it, start a worker with NOETL_WORKER_POOL={group.pool}{labelled}"
+        f"{equipped if tools else ''}."
+    )
 
 
 def _trouble(facts: Facts) -> Iterator[str]:

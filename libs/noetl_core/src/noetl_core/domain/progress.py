@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from noetl_core.domain.ids import StepName
+from noetl_core.domain.ids import ExecutionId, StepName
 from noetl_core.domain.state import (
     ExecutionState,
     OpenCommand,
@@ -21,6 +21,9 @@ from noetl_core.domain.state import (
 STEPS_NAMED_MAX = 3
 """A sentence names this many steps; the rest is a number."""
 
+BESIDES = "; besides, "
+"""Comes before what is parked while commands are open: what the queue knows better of those
+(domain/waiting.py) takes the place of the part before it."""
 
 _LAST_MS = int(datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()) * 1000
 
@@ -59,11 +62,12 @@ def waiting_on(state: ExecutionState) -> str | None:
     if state.status == "PAUSED":
         rest = f"; {_commands(held)} still {_verb(held, 'runs', 'run')}" if held else ""
         return f"paused; resume it with `noetl resume {state.execution_id}`{rest}"
-    if held:
-        return f"{_commands(held)} {_verb(held, 'is', 'are')} running"
-    if free:
-        return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker"
     parked = _parked(state)
+    besides = f"{BESIDES}{parked}" if parked else ""
+    if held:
+        return f"{_commands(held)} {_verb(held, 'is', 'are')} running{besides}"
+    if free:
+        return f"{_commands(free)} {_verb(free, 'waits', 'wait')} for a worker{besides}"
     if parked:
         return parked
     if state.arrivals and not state.visits:
@@ -71,6 +75,17 @@ def waiting_on(state: ExecutionState) -> str | None:
     if state.arrivals:
         return f"{_steps(state.arrivals)}: waiting for the other branches to arrive"
     return "waiting for the broker to go on"
+
+
+def waits_for(state: ExecutionState) -> list[ExecutionId] | None:
+    """The child executions without whose end nothing moves; none: it waits for a person, a signal
+    or a moment. None where something should be under way, or need not any more.
+    """
+    commands = state.commands.values()
+    if state.is_terminal or not commands or any(c.parked is None for c in commands):
+        return None
+    children = (c.parked.child for c in commands if c.parked is not None)
+    return sorted({child for child in children if child is not None})
 
 
 def _commands_by_step(state: ExecutionState) -> tuple[dict[StepName, int], dict[StepName, int]]:

@@ -42,12 +42,16 @@ class Workers:
         """Kinds of tools that some worker limits."""
         return frozenset().union(*(worker.limited for worker in self._workers))
 
+    def has(self, worker_id: str) -> bool:
+        return any(worker.worker_id == worker_id for worker in self._workers)
+
     def able(self, pool: str, requires: frozenset[str]) -> list[LiveWorker]:
         """Who serves the pool and has everything that is required."""
         return [w for w in self._workers if pool in w.pools and requires <= w.offers]
 
 
 NOBODY = Workers()
+_TOOL = "tool:"
 
 
 def label_offer(name: str, value: str) -> str:
@@ -56,7 +60,12 @@ def label_offer(name: str, value: str) -> str:
 
 def tool_offer(kind: str) -> str:
     """No label has a colon in its name."""
-    return f"tool:{kind}"
+    return f"{_TOOL}{kind}"
+
+
+def tool_of(offer: str) -> str | None:
+    """Which tool it is about; None for a label."""
+    return offer.removeprefix(_TOOL) if offer.startswith(_TOOL) else None
 
 
 def offers_of(labels: Mapping[str, str], kinds: Iterable[str]) -> frozenset[str]:

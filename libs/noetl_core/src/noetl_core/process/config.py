@@ -1,8 +1,10 @@
 """Configuration: a frozen struct per service; field `batch_size` is NOETL_BATCH_SIZE, always.
 
 A setting that others know by another name too says so: Meta(extra=also("NOETL_LEASE_SEC")). Its own
-name counts where both are set. A wrong value stops the process before it does anything, and the
-message names the variable, the value and what was expected of it.
+name counts where both are set. A number that is empty is not set; by another name 0 is not, either,
+where there cannot be none of it: so others say that they set no limit. A wrong value stops the
+process before it does anything, and the message names the variable, the value and what was expected
+of it.
 """
 
 import os
@@ -146,7 +148,7 @@ def load_config(kind: type[C], environ: Mapping[str, str]) -> C:
     problems: list[str] = []
     for field in msgspec.structs.fields(kind):
         own = variables_of(field)[0]
-        variable = next((name for name in variables_of(field) if name in environ), None)
+        variable = next((v for v in variables_of(field) if _is_set(field, v, environ)), None)
         if variable is not None:
             try:
                 values[field.name] = _parse(environ[variable], field.type)
@@ -169,6 +171,18 @@ def load_or_exit(kind: type[C]) -> C:
     except ConfigError as error:
         sys.stderr.write(f"configuration: {error}\n")
         sys.exit(_EXIT_WRONG)
+
+
+def _is_set(field: msgspec.structs.FieldInfo, variable: str, environ: Mapping[str, str]) -> bool:
+    if variable not in environ:
+        return False
+    plain = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+    if plain not in (int, float):
+        return True
+    text = environ[variable].strip()
+    if text == "0" and variable != variables_of(field)[0]:
+        return not any(isinstance(m, Meta) and m.gt == 0 for m in get_args(field.type))
+    return text != ""
 
 
 def default_instance(service: str) -> str:

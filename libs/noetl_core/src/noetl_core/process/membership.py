@@ -22,6 +22,7 @@ from noetl_core.process.metrics import measured_heartbeat
 from noetl_core.process.resilience import is_transient
 from noetl_core.process.schema import await_schema
 from noetl_core.process.service import Service
+from noetl_core.process.vitals import Vitals
 from noetl_core.store import runtime
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
@@ -61,6 +62,7 @@ class Member:
         self._snowflake: Snowflake | None = None
         self._node = -1
         self._leased_until = 0.0
+        self._vitals = Vitals()
 
     @property
     def runtime_id(self) -> RuntimeId:
@@ -86,7 +88,7 @@ class Member:
         """Renew the lease, or register if there is nothing to renew."""
         # Taken before the statement: Postgres starts the lease later than this, never earlier.
         asked_at = self._clock()
-        with measured_heartbeat(self.kind):
+        with measured_heartbeat(self.kind), self._vitals.beat():
             if not await self._renew():
                 await self._register()
         self._leased_until = asked_at + runtime.NODE_LEASE_SECONDS - NODE_LEASE_MARGIN_SECONDS
@@ -100,7 +102,7 @@ class Member:
     async def _renew(self) -> bool:
         if self._runtime_id is None:
             return False
-        report = None if self.report is None else self.report()
+        report = {**self._vitals.report(), **({} if self.report is None else self.report())}
         beat = await runtime.heartbeat(self._pool, self._runtime_id, name=self.name, report=report)
         if beat is None:
             return False

@@ -21,6 +21,7 @@ import structlog
 import uvloop
 
 from noetl_core.bus.cancel import cancel
+from noetl_core.process.complaint import Complaint
 from noetl_core.process.config import Config, default_instance, load_or_exit
 from noetl_core.process.health import serve_health
 from noetl_core.process.log import set_up_logs
@@ -29,7 +30,6 @@ from noetl_core.process.resilience import backoff_seconds, is_transient
 from noetl_core.process.telemetry import set_up_telemetry
 
 STOP_SECONDS_MAX = 10.0
-_TELL_AGAIN_SECONDS = 10.0
 _MEASURED_SECONDS = 1.0
 """Turns that come at least so far apart are measured; the others are too many, or only wait."""
 _OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -145,8 +145,7 @@ class _Loop:
         self._seconds = seconds
         self._turn = turn
         self._wake = wake
-        self._failures = 0
-        self._told_at = 0.0
+        self._complaint = Complaint()
 
     async def run(self) -> None:
         while not self._stopping.is_set():
@@ -170,22 +169,18 @@ class _Loop:
                 await _wait(self._wake or self._stopping, self._seconds)
 
     async def _back_off(self, error: Exception) -> None:
-        self._failures += 1
-        now = asyncio.get_running_loop().time()
-        if self._failures == 1 or now - self._told_at > _TELL_AGAIN_SECONDS:
-            self._told_at = now
+        if self._complaint.failed():
             log.warning(
                 "loop.delayed",
                 loop=self.name,
-                failures=self._failures,
+                failures=self._complaint.failures,
                 error=f"{type(error).__name__}: {error}",
             )
-        await _wait(self._stopping, backoff_seconds(self._failures))
+        await _wait(self._stopping, backoff_seconds(self._complaint.failures))
 
     def _recover(self) -> None:
-        if self._failures:
-            log.info("loop.recovered", loop=self.name, failures=self._failures)
-            self._failures = 0
+        if failures := self._complaint.recovered():
+            log.info("loop.recovered", loop=self.name, failures=failures)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

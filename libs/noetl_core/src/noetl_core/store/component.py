@@ -1,7 +1,8 @@
 """noetl.runtime as others see it: who is registered, and processes that another system registers.
 
-Our own processes register themselves (runtime.py) and hold a node number. A row without one came in
-through the gateway; it can be changed from there, and ours cannot.
+Our own processes register themselves (runtime.py) and hold a node number; those that died have lost
+it and are marked as ours. Any other row came in through the gateway; it can be changed from there,
+and ours cannot.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ ON CONFLICT (kind, name) DO UPDATE SET
     uri = excluded.uri, status = excluded.status, labels = excluded.labels,
     capabilities = excluded.capabilities, capacity = excluded.capacity,
     runtime = excluded.runtime, heartbeat = now(), updated_at = now()
-WHERE r.node IS NULL
+WHERE r.node IS NULL AND NOT r.is_ours
 RETURNING runtime_id
 """
 
@@ -64,9 +65,10 @@ async def register(
 
 _HEARTBEAT = """
 UPDATE noetl.runtime
-SET heartbeat = now(), status = $3, capacity = coalesce($4, capacity),
+SET heartbeat = now(), updated_at = now(), capacity = coalesce($4, capacity),
+    status = coalesce($3, CASE status WHEN 'draining' THEN status ELSE 'ready' END),
     runtime = coalesce(runtime, '{}') || $5::jsonb
-WHERE kind = $1 AND name = $2 AND node IS NULL
+WHERE kind = $1 AND name = $2 AND node IS NULL AND NOT is_ours
 RETURNING runtime_id
 """
 
@@ -76,18 +78,21 @@ async def heartbeat(
     *,
     kind: str,
     name: str,
-    status: str = "ready",
+    status: str | None = None,
     capacity: int | None = None,
     report: Mapping[str, Any],
 ) -> RuntimeId | None:
-    """It lives, and this much of it is in use. None when it is not registered."""
+    """It lives, and this much of it is in use. None when it is not registered.
+
+    Without a status, one that is about to end stays so.
+    """
     found = await conn.fetchval(_HEARTBEAT, kind, name, status, capacity, _json(report))
     return None if found is None else RuntimeId(found)
 
 
 _DEREGISTER = """
 UPDATE noetl.runtime SET status = 'offline', updated_at = now()
-WHERE kind = $1 AND name = $2 AND node IS NULL
+WHERE kind = $1 AND name = $2 AND node IS NULL AND NOT is_ours
 RETURNING runtime_id
 """
 
@@ -120,6 +125,16 @@ async def registered(
 ) -> "list[Record]":
     """Who is there, or was a moment ago; JSON columns as text."""
     return list(await conn.fetch(_LIST, kinds, status, limit))
+
+
+_OURS = {"server_api": "api-gateway", "worker_pool": "worker"}
+
+
+def kinds_meant(kind: str) -> list[str]:
+    """Whoever asks for servers or worker pools by the names that other systems register under
+    means ours, too.
+    """
+    return [kind, _OURS[kind]] if kind in _OURS else [kind]
 
 
 def _json(value: Any) -> str | None:

@@ -359,3 +359,18 @@ async def newest_events(
 async def newest_event_id(conn: Connection | Pool, shards: Iterable[ShardId]) -> EventId:
     """The last id of these shards: a new owner must mint above it."""
     return EventId(await conn.fetchval(_NEWEST, list(shards)))
+
+
+_ENDED = """
+SELECT event_type <> 'execution.retried' FROM noetl.event
+WHERE execution_id = $1 AND event_id > $2 AND event_type IN
+    ('execution.completed', 'execution.failed', 'execution.cancelled', 'execution.retried')
+ORDER BY event_id DESC LIMIT 1
+"""
+
+
+async def has_ended_since(
+    conn: Connection | Pool, execution_id: ExecutionId, after: EventId
+) -> bool:
+    """Whether the log says so, beyond an event that the status shows."""
+    return bool(await conn.fetchval(_ENDED, execution_id, after))

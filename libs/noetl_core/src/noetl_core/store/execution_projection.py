@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from noetl_core.domain.ids import EventId, ExecutionId, ShardId
-from noetl_core.domain.progress import progress, waiting_on
+from noetl_core.domain.progress import progress, waiting_on, waits_for
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store.postgres import Connection, Pool
 
@@ -121,21 +121,21 @@ written AS (
     INSERT INTO noetl.execution AS x (
         execution_id, catalog_id, path, version, shard_id, status, state, ctx, progress, waiting_on,
         last_event_type, last_node_name, last_projected_event_id, parent_execution_id, error,
-        started_at, updated_at, ended_at
+        started_at, updated_at, ended_at, waits_for
     )
     SELECT
         u.execution_id, u.catalog_id, u.path, u.version, u.shard_id, u.status, u.state,
         coalesce(u.state -> 'ctx', '{}'), u.progress, u.waiting_on, u.last_event_type,
         u.last_node_name, u.last_event_id, u.parent_execution_id, u.state -> 'error',
-        u.started_at, u.updated_at, u.ended_at
+        u.started_at, u.updated_at, u.ended_at, u.waits_for::bigint[]
     FROM unnest(
         $3::bigint[], $4::bigint[], $5::text[], $6::integer[], $7::integer[], $8::text[],
         $9::jsonb[], $10::jsonb[], $11::text[], $12::text[], $13::text[], $14::bigint[],
-        $15::bigint[], $16::timestamptz[], $17::timestamptz[], $18::timestamptz[]
+        $15::bigint[], $16::timestamptz[], $17::timestamptz[], $18::timestamptz[], $19::text[]
     ) AS u (
         execution_id, catalog_id, path, version, shard_id, status, state, progress, waiting_on,
         last_event_type, last_node_name, last_event_id, parent_execution_id, started_at, updated_at,
-        ended_at
+        ended_at, waits_for
     )
     JOIN fence ON fence.shard_id = u.shard_id
     ON CONFLICT (execution_id) DO UPDATE SET
@@ -155,14 +155,15 @@ written AS (
         error = excluded.error,
         started_at = excluded.started_at,
         updated_at = excluded.updated_at,
-        ended_at = excluded.ended_at
+        ended_at = excluded.ended_at,
+        waits_for = excluded.waits_for
     WHERE excluded.last_projected_event_id > x.last_projected_event_id
 ),
 parked AS (
     -- A replay meets the same bad event again: it is parked once.
     INSERT INTO noetl.dead_letter (shard_id, execution_id, source, body, reason)
     SELECT u.shard_id, u.execution_id, 'projection', u.body, u.reason
-    FROM unnest($19::integer[], $20::bigint[], $21::bytea[], $22::text[])
+    FROM unnest($20::integer[], $21::bigint[], $22::bytea[], $23::text[])
         AS u (shard_id, execution_id, body, reason)
     JOIN fence ON fence.shard_id = u.shard_id
     WHERE NOT EXISTS (
@@ -178,7 +179,7 @@ moved AS (
         u.shard_id, u.event_id, clock_timestamp(),
         -- A replay of last month is further behind than an integer of milliseconds can say.
         least(extract(epoch FROM clock_timestamp() - u.created_at) * 1000, 2147483647)::integer
-    FROM unnest($23::integer[], $24::bigint[], $25::timestamptz[])
+    FROM unnest($24::integer[], $25::bigint[], $26::timestamptz[])
         AS u (shard_id, event_id, created_at)
     JOIN fence ON fence.shard_id = u.shard_id
     ON CONFLICT (shard_id) DO UPDATE SET
@@ -205,7 +206,7 @@ async def commit(
         _COMMIT,
         list(fences),
         list(fences.values()),
-        *_columns([_row(one) for one in changed], 16),
+        *_columns([_row(one) for one in changed], _WIDTH),
         *_columns(parked, 4),
         list(reached),
         *_columns(list(reached.values()), 2),
@@ -235,7 +236,16 @@ def _row(one: Projected) -> tuple[object, ...]:
         one.started_at,
         one.updated_at,
         one.ended_at,
+        _array(waits_for(state), one.last_event_id),
     )
+
+
+_WIDTH = 17
+
+
+def _array(children: Sequence[ExecutionId] | None, event_id: EventId) -> str | None:
+    """As text: arrays of different lengths make no array of arrays."""
+    return None if children is None else f"{{{','.join(map(str, (event_id, *children)))}}}"
 
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:
@@ -250,7 +260,8 @@ class Standing(NamedTuple):
     columns: dict[str, Any]
 
 
-# The columns of `_row`, in its order, without the shard: that may change while the events stay.
+# The columns of `_row`, in its order, without the shard, which may change while the events stay,
+# and without `waits_for`, which says itself what it is of.
 _COLUMNS = (
     *("execution_id", "catalog_id", "path", "version", "status", "state", "progress"),
     *("waiting_on", "last_event_type", "last_node_name", "last_projected_event_id"),
@@ -291,7 +302,7 @@ def differing(found: Standing | None, expected: Projected) -> tuple[str, ...]:
 
 
 def _expected(one: Projected) -> dict[str, Any]:
-    values = [value for place, value in enumerate(_row(one)) if place != _SHARD_PLACE]
+    values = [value for place, value in enumerate(_row(one)[:-1]) if place != _SHARD_PLACE]
     wanted = {name: _decoded(name, value) for name, value in zip(_COLUMNS, values, strict=True)}
     wanted["ctx"] = wanted["state"].get("ctx", {})
     wanted["error"] = wanted["state"].get("error")
@@ -330,12 +341,13 @@ _REWRITE = """
 INSERT INTO noetl.execution AS x (
     execution_id, catalog_id, path, version, shard_id, status, state, ctx, progress, waiting_on,
     last_event_type, last_node_name, last_projected_event_id, parent_execution_id, error,
-    started_at, updated_at, ended_at
+    started_at, updated_at, ended_at, waits_for
 )
 SELECT
     $1::bigint, $2::bigint, $3::text, $4::integer, $5::integer, $6::text, $7::jsonb,
     coalesce($7::jsonb -> 'ctx', '{}'), $8::jsonb, $9::text, $10::text, $11::text, $12::bigint,
-    $13::bigint, $7::jsonb -> 'error', $14::timestamptz, $15::timestamptz, $16::timestamptz
+    $13::bigint, $7::jsonb -> 'error', $14::timestamptz, $15::timestamptz, $16::timestamptz,
+    $17::text::bigint[]
 ON CONFLICT (execution_id) DO UPDATE SET
     catalog_id = excluded.catalog_id,
     path = excluded.path,
@@ -353,8 +365,9 @@ ON CONFLICT (execution_id) DO UPDATE SET
     error = excluded.error,
     started_at = excluded.started_at,
     updated_at = excluded.updated_at,
-    ended_at = excluded.ended_at
-WHERE x.last_projected_event_id = $17
+    ended_at = excluded.ended_at,
+    waits_for = excluded.waits_for
+WHERE x.last_projected_event_id = $18
 RETURNING execution_id
 """
 

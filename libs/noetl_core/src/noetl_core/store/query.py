@@ -1,8 +1,10 @@
 """Questions in SQL from outside: one SELECT, as a role that reads and sees no secret, for a moment.
 
-What makes it safe is in the database: noetl.query (schema/migrations/0008).
+What makes it safe is in the database: noetl.query (schema/migrations/0008), and what nobody but our
+roles may call (0011).
 """
 
+import asyncio
 from typing import NamedTuple
 
 import asyncpg
@@ -20,16 +22,15 @@ _QUERY = "SELECT noetl.query($1, $2, $3, $4)"
 # Locks of the session outlive the transaction, and the session goes back to the pool.
 _UNLOCK = "SELECT pg_advisory_unlock_all()"
 
-_REFUSALS = (
-    asyncpg.exceptions.SyntaxOrAccessError,
-    asyncpg.exceptions.DataError,
-    asyncpg.exceptions.FeatureNotSupportedError,
-    asyncpg.exceptions.ProgramLimitExceededError,
-    asyncpg.exceptions.InvalidTransactionStateError,
-    asyncpg.exceptions.ObjectNotInPrerequisiteStateError,
-    asyncpg.exceptions.RaiseError,
-    asyncpg.exceptions.CardinalityViolationError,
-    asyncpg.exceptions.LockNotAvailableError,
+KILL_SECONDS = 1.0
+"""After the timeout: a function that does not look whether it was cancelled is left to itself."""
+
+# Not the fault of the statement. Any other error of Postgres is an answer to it, also that it takes
+# too much memory or too many locks.
+_AWAY = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.exceptions.OperatorInterventionError,
+    asyncpg.exceptions.TransactionRollbackError,
 )
 
 
@@ -49,17 +50,38 @@ async def ask(
 ) -> QueryAnswer:
     """Answer one SELECT. Raises QueryRefusedError."""
     text = statement.strip().removesuffix(";").strip()
+    try:
+        async with asyncio.timeout(seconds + KILL_SECONDS):
+            return await _ask_and_undo(conn, text, row_limit, bytes_max, seconds)
+    except TimeoutError:
+        # Postgres has cancelled it a second ago and it goes on: nobody waits for that connection.
+        conn.terminate()
+        raise _too_long(seconds) from None
+    except asyncpg.QueryCanceledError:
+        raise _too_long(seconds) from None
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        raise QueryRefusedError(f"only reading is allowed here: {error}") from None
+    except asyncpg.PostgresError as error:
+        if isinstance(error, _AWAY):
+            raise
+        raise QueryRefusedError(str(error)) from None
+    except asyncpg.InternalClientError:
+        detail = "a column has a type that cannot be read here: cast it, as in `x::text`"
+        raise QueryRefusedError(detail) from None
+
+
+def _too_long(seconds: float) -> QueryRefusedError:
+    detail = f"it took longer than {seconds:g} s: ask for less, with a WHERE that an index serves"
+    return QueryRefusedError(detail)
+
+
+async def _ask_and_undo(
+    conn: Connection, text: str, row_limit: int, bytes_max: int, seconds: float
+) -> QueryAnswer:
     transaction = conn.transaction(readonly=True)
     await transaction.start()
     try:
         return await _ask(conn, text, row_limit, bytes_max, seconds)
-    except asyncpg.QueryCanceledError:
-        detail = f"it took longer than {seconds:g} s: ask for less, or look at its EXPLAIN"
-        raise QueryRefusedError(detail) from None
-    except asyncpg.ReadOnlySQLTransactionError as error:
-        raise QueryRefusedError(f"only reading is allowed here: {error}") from None
-    except _REFUSALS as error:
-        raise QueryRefusedError(str(error)) from None
     finally:
         await transaction.rollback()
         await conn.execute(_UNLOCK)

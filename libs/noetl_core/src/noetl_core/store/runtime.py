@@ -3,6 +3,9 @@
 A node number belongs to a row, and a row belongs to a process for NODE_LEASE_SECONDS after its last
 heartbeat. A process that says goodbye is marked offline and keeps the number for that long, too:
 the next holder may run on a machine whose clock is behind, and would mint the same ids again.
+
+A row outlives its number: who died is shown as offline until the shard-manager forgets it. Then it
+is marked as ours, because a row without a number is otherwise another system's (component.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +20,20 @@ from noetl_core.store.postgres import Connection, Pool
 
 NODE_LEASE_SECONDS = 60.0
 LIVE_SECONDS = 15.0
+"""Who was heard of so lately lives; of one that reports `heartbeat_interval_seconds`, three of
+those if that is longer (noetl.silence_allowed)."""
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.runtime.node'))"
 
-# Only who holds a number: the row of another system's process (store/component.py) holds none.
+# Its successor took the name, so nobody would be shown by it.
 _FORGET = """
 DELETE FROM noetl.runtime
+WHERE node IS NOT NULL AND heartbeat < now() - make_interval(secs => $1)
+  AND name LIKE '%#' || runtime_id
+"""
+
+_FREE = """
+UPDATE noetl.runtime SET node = NULL, is_ours = true, status = 'offline', updated_at = now()
 WHERE node IS NOT NULL AND heartbeat < now() - make_interval(secs => $1)
 """
 
@@ -44,6 +55,11 @@ INSERT INTO noetl.runtime (
     runtime_id, name, kind, uri, node, labels, capabilities, capacity, runtime
 )
 VALUES ($1, $2, $3, $4, $5, $6::jsonb, $7::jsonb, $8, $9::jsonb)
+ON CONFLICT (runtime_id) DO UPDATE SET
+    name = excluded.name, uri = excluded.uri, node = excluded.node, labels = excluded.labels,
+    capabilities = excluded.capabilities, capacity = excluded.capacity,
+    runtime = excluded.runtime, is_ours = false, status = 'ready', heartbeat = now(),
+    updated_at = now()
 """
 
 
@@ -69,10 +85,12 @@ async def register(
 ) -> tuple[RuntimeId, int]:
     """Lease the smallest free node number. Must run inside a transaction.
 
-    `runtime_id_of(node)` mints the id of a new row; a process whose row vanished passes its own.
+    `runtime_id_of(node)` mints the id of a new row; a process that lost its row, or the number in
+    it, passes its own.
     """
     await conn.execute(_LOCK)
     await conn.execute(_FORGET, NODE_LEASE_SECONDS)
+    await conn.execute(_FREE, NODE_LEASE_SECONDS)
     await conn.execute(_SUPERSEDE, registration.kind, registration.name, runtime_id)
     node = await conn.fetchval(_FREE_NODE)
     if node is None:
@@ -93,12 +111,15 @@ async def register(
     return identity, node
 
 
-# What is reported goes over what was said before; the rest of it (pid, hostname) stays.
+# What is reported goes over what was said before; the rest of it (pid, hostname) stays. Who has no
+# number any more must register again.
 _HEARTBEAT = """
 UPDATE noetl.runtime
-SET heartbeat = now(), status = CASE WHEN name = $2 THEN 'ready' ELSE status END,
+SET heartbeat = now(), updated_at = now(),
+    status = CASE WHEN name = $2 THEN 'ready' ELSE status END,
+    capacity = coalesce(($3::jsonb ->> 'slots')::integer, capacity),
     runtime = coalesce(coalesce(runtime, '{}') || $3::jsonb, runtime)
-WHERE runtime_id = $1
+WHERE runtime_id = $1 AND node IS NOT NULL
 RETURNING node, name
 """
 
@@ -115,9 +136,10 @@ async def heartbeat(
     name: str,
     report: Mapping[str, Any] | None = None,
 ) -> Beat | None:
-    """Renew the lease; None when the row is gone. Another name means that a successor took it.
+    """Renew the lease; None when the number is gone. Another name means that a successor took it.
 
-    `report` is what changes from beat to beat: how much of the capacity is in use.
+    `report` is what changes from beat to beat: how much of the capacity is in use. Its `slots` are
+    the capacity.
     """
     said = None if report is None else msgspec.json.encode(report).decode()
     row = await conn.fetchrow(_HEARTBEAT, runtime_id, name, said)
@@ -137,7 +159,8 @@ async def mark_offline(conn: Connection | Pool, runtime_ids: Sequence[RuntimeId]
 
 _LIVE_WORKERS = """
 SELECT name, labels, capabilities, capacity FROM noetl.runtime
-WHERE kind = 'worker' AND status = 'ready' AND heartbeat > now() - make_interval(secs => $1)
+WHERE kind = 'worker' AND status = 'ready'
+  AND heartbeat > now() - noetl.silence_allowed(runtime, $1)
 ORDER BY name
 """
 
@@ -177,7 +200,7 @@ def _json(text: str | None) -> Any:
 _LIVE_COUNT = """
 SELECT count(*) FROM noetl.runtime
 WHERE kind = $1 AND node IS NOT NULL
-  AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
+  AND status = 'ready' AND heartbeat > now() - noetl.silence_allowed(runtime, $2)
 """
 
 

@@ -16,13 +16,28 @@ from noetl_core.store.postgres import Connection, Pool
 # wait. A timeout will not: it would only say much later that nothing moves. What is paused should
 # not move, so it does not count. An execution all of whose commands are parked waits for somebody
 # or for a child; only where the child has ended, or is nowhere, has something been lost.
+#
+# Very many may wait for somebody, so that is seen in the small column `waits_for`; the state is
+# read of those that remain. It is believed only if it is of the last event (migration 0011).
 _IDLE = """
 WITH idle AS MATERIALIZED (
-    SELECT x.execution_id, x.shard_id, x.state, x.updated_at, x.waiting_on
+    SELECT x.execution_id, x.shard_id, x.updated_at, x.waiting_on
     FROM noetl.execution AS x
     JOIN noetl.setting AS s ON s.name = 'shard_count'
     WHERE x.status IN ('PENDING', 'RUNNING')
       AND x.updated_at < now() - make_interval(secs => $1)
+      AND NOT coalesce(
+          x.waits_for[1] = x.last_projected_event_id
+          AND (cardinality(x.waits_for) = 1 OR NOT EXISTS (
+              SELECT FROM unnest(x.waits_for[2:]) AS c (child)
+              WHERE NOT EXISTS (
+                  SELECT FROM noetl.execution AS child WHERE child.execution_id = c.child
+                    AND child.status IN ('PENDING', 'RUNNING', 'PAUSED')
+              ) AND NOT EXISTS (
+                  SELECT FROM noetl.inbox AS i WHERE i.execution_id = c.child
+              )
+          )), false
+      )
       AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.execution_id = x.execution_id)
       AND NOT EXISTS (
           SELECT FROM noetl.inbox AS i
@@ -37,7 +52,8 @@ WITH idle AS MATERIALIZED (
            bool_and(coalesce(parked.kind <> 'playbook' OR child.status IN
                ('PENDING', 'RUNNING', 'PAUSED') OR letter.execution_id IS NOT NULL, false)) AS alive
     FROM idle
-    CROSS JOIN LATERAL jsonb_each(idle.state->'commands') AS c
+    JOIN noetl.execution AS x ON x.execution_id = idle.execution_id
+    CROSS JOIN LATERAL jsonb_each(x.state->'commands') AS c
     LEFT JOIN LATERAL jsonb_to_record(c.value->'parked') AS parked (kind text, child bigint) ON true
     LEFT JOIN noetl.execution AS child ON child.execution_id = parked.child
     LEFT JOIN LATERAL (

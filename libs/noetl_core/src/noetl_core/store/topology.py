@@ -33,7 +33,7 @@ async def ensure_shards(conn: Connection | Pool) -> int:
 
 _MARK_STALE = """
 UPDATE noetl.runtime SET status = 'offline', updated_at = now()
-WHERE status <> 'offline' AND heartbeat < now() - make_interval(secs => $1)
+WHERE status <> 'offline' AND heartbeat < now() - noetl.silence_allowed(runtime, $1)
 RETURNING kind, name, status
 """
 
@@ -62,11 +62,11 @@ WHERE retired_at IS NULL
 ORDER BY role, shard_id
 """
 
-# Whoever has no node number is a process of another system (component.py).
+# Whoever has no node number is a process of another system (component.py), or dead.
 _LIVING = """
 SELECT runtime_id FROM noetl.runtime
 WHERE kind = $1 AND node IS NOT NULL
-  AND status = 'ready' AND heartbeat > now() - make_interval(secs => $2)
+  AND status = 'ready' AND heartbeat > now() - noetl.silence_allowed(runtime, $2)
 """
 
 

@@ -20,18 +20,20 @@ ONLINE_SECONDS = 45.0
 """A worker that was heard of so lately may take a command."""
 
 _GROUPS = """
-SELECT execution_id, step, pool, count(*), max(attempt) AS attempt,
-    min(available_at) AS next_at, requires,
-    CASE
-        WHEN status = 'leased' AND lease_until < now() THEN 'silent'
-        WHEN status = 'leased' THEN 'running'
-        WHEN status = 'held' THEN 'held'
-        WHEN available_at > now() THEN 'delayed'
-        ELSE 'ready'
-    END AS situation
+SELECT execution_id, step, pool, count(*), max(attempt) AS attempt, requires, situation,
+    CASE situation WHEN 'meant' THEN max(target_until) ELSE min(available_at) END AS next_at,
+    CASE situation WHEN 'meant' THEN target_worker END AS target
 FROM noetl.command
+CROSS JOIN LATERAL (SELECT CASE
+    WHEN status = 'leased' AND lease_until < now() THEN 'silent'
+    WHEN status = 'leased' THEN 'running'
+    WHEN status = 'held' THEN 'held'
+    WHEN available_at > now() THEN 'delayed'
+    WHEN target_worker IS NOT NULL AND target_until > now() THEN 'meant'
+    ELSE 'ready'
+END) AS stands (situation)
 WHERE execution_id = ANY ($1::bigint[])
-GROUP BY execution_id, step, pool, requires, situation
+GROUP BY execution_id, step, pool, requires, situation, target
 """
 
 _OTHERS = """
@@ -41,16 +43,27 @@ WHERE kind = 'worker_pool' AND status = 'ready'
 """
 
 # A flag of before its last event is of no meaning any more.
-_FLAGS = """
-SELECT d.execution_id, d.reason
-FROM noetl.dead_letter AS d JOIN noetl.execution AS x ON x.execution_id = d.execution_id
-WHERE d.execution_id = ANY ($1::bigint[]) AND d.source = 'reaper' AND d.created_at > x.updated_at
+_IDLE = """
+SELECT idle.execution_id,
+    (SELECT d.reason
+     FROM noetl.dead_letter AS d JOIN noetl.execution AS x ON x.execution_id = d.execution_id
+     WHERE d.execution_id = idle.execution_id AND d.source = 'reaper'
+       AND d.created_at > x.updated_at
+     ORDER BY d.dead_letter_id DESC LIMIT 1) AS flag,
+    EXISTS (SELECT FROM noetl.execution_shard AS o
+            WHERE o.role = 'broker' AND o.leased_until >= now()
+              AND o.shard_id = noetl.vnode(idle.execution_id) % s.value::integer) AS has_broker
+FROM unnest($1::bigint[]) AS idle (execution_id)
+JOIN noetl.setting AS s ON s.name = 'shard_count'
 """
 
 
 class Situation(NamedTuple):
+    """`has_broker` is looked at where no command is open: it can only be the broker's turn."""
+
     groups: list[OpenGroup]
     flag: str | None = None
+    has_broker: bool = True
 
 
 async def situations(
@@ -60,24 +73,28 @@ async def situations(
     if not execution_ids:
         return {}
     rows = await conn.fetch(_GROUPS, execution_ids)
-    is_ready = any(row["situation"] == "ready" for row in rows)
+    is_ready = any(row["situation"] in ("ready", "meant") for row in rows)
     online = await _online(conn) if is_ready else _Online(Workers(), frozenset())
     found = {execution_id: Situation([]) for execution_id in execution_ids}
     for row in rows:
         found[row["execution_id"]].groups.append(_group(row, online))
     idle = [execution_id for execution_id, one in found.items() if not one.groups]
-    for row in await conn.fetch(_FLAGS, idle) if idle else []:
-        found[row["execution_id"]] = Situation([], row["reason"])
+    for row in await conn.fetch(_IDLE, idle) if idle else []:
+        found[row["execution_id"]] = Situation([], row["flag"], row["has_broker"])
     return found
 
 
 class _Online(NamedTuple):
     workers: Workers
     others: frozenset[str]
-    """Pools that workers of other systems serve; what those have is not known."""
+    """Pools that workers of other systems serve. Those lease nothing here, and what they have is
+    not known."""
 
-    def can_take(self, pool: str, requires: Iterable[str]) -> bool:
-        return pool in self.others or bool(self.workers.able(pool, frozenset(requires)))
+    def waits_for(self, pool: str, requires: Iterable[str]) -> str:
+        """The situation of a command that anyone may take."""
+        if self.workers.able(pool, frozenset(requires)):
+            return "ready"
+        return "elsewhere" if pool in self.others else "alone"
 
 
 async def _online(conn: Connection | Pool) -> _Online:
@@ -88,8 +105,8 @@ async def _online(conn: Connection | Pool) -> _Online:
 
 def _group(row: "Record", online: _Online) -> OpenGroup:
     situation, requires = row["situation"], tuple(row["requires"] or ())
-    if situation == "ready" and not online.can_take(row["pool"], requires):
-        situation = "alone"
+    if situation == "ready":
+        situation = online.waits_for(row["pool"], requires)
     return OpenGroup(
         step=row["step"],
         pool=row["pool"],
@@ -98,6 +115,8 @@ def _group(row: "Record", online: _Online) -> OpenGroup:
         requires=requires,
         attempt=row["attempt"],
         next_at=row["next_at"],
+        target=row["target"],
+        is_target_online=row["target"] is None or online.workers.has(row["target"]),
     )
 
 

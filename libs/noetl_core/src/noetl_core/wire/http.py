@@ -501,12 +501,16 @@ ComponentStatus = Literal["ready", "draining", "offline"]
 
 
 class ComponentReport(Request, frozen=True, kw_only=True):
-    """What may be said of a process, when it is registered and with any heartbeat."""
+    """What may be said of a process, when it is registered and with any heartbeat.
+
+    `available_slots`, `active_tasks` and `tool_pools` are other names of `free`, `running` and
+    `tools`. Without a status it is ready, or about to end if it has said so.
+    """
 
     runtime: Annotated[str, Meta(max_length=64, description="Of a pool: cpu, gpu, ...")] = ""
     uri: Text | None = None
     base_url: Text | None = None
-    status: ComponentStatus = "ready"
+    status: ComponentStatus | None = None
     capacity: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     labels: list[str] | dict[str, Any] | None = None
     capabilities: list[str] | None = None
@@ -515,6 +519,11 @@ class ComponentReport(Request, frozen=True, kw_only=True):
     running: Annotated[int, Meta(ge=0)] | None = None
     free: Annotated[int, Meta(ge=0)] | None = None
     tools: dict[str, Any] | None = None
+    worker_id: Annotated[str, Meta(max_length=200)] | None = None
+    available_slots: Annotated[int, Meta(ge=0)] | None = None
+    active_tasks: Annotated[int, Meta(ge=0)] | None = None
+    tool_pools: dict[str, Any] | None = None
+    heartbeat_interval_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
 
 
 class PoolRegisterRequest(ComponentReport, frozen=True, kw_only=True):
@@ -525,9 +534,11 @@ class PoolRegisterRequest(ComponentReport, frozen=True, kw_only=True):
 
 
 class PoolHeartbeatRequest(ComponentReport, frozen=True, kw_only=True):
-    """The name is enough. With `runtime`, one that was forgotten is registered anew."""
+    """The name is enough; without one, `worker_id` is it. With `runtime`, one that was forgotten is
+    registered anew.
+    """
 
-    name: ComponentName
+    name: ComponentName | None = None
 
 
 class ComponentRegisterRequest(ComponentReport, frozen=True, kw_only=True):
@@ -629,6 +640,8 @@ Moment = Annotated[datetime, Meta(tz=True, description="With its zone, such as Z
 
 
 class MetricSample(Request, frozen=True, kw_only=True):
+    """Without `reported_at` it is of now, and so is one of a time that is still to come."""
+
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     value: float
     labels: dict[str, str] = {}
