@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -52,6 +53,7 @@ class Work:
         self._tool_slots.take(leased.requires)
         task = asyncio.create_task(self._run(leased), name=leased.command_id)
         self._held.add(leased, task)
+        task.add_done_callback(partial(self._ended, leased.key))
         self._outbox.claim(leased)
 
     async def _run(self, leased: Leased) -> None:
@@ -60,6 +62,8 @@ class Work:
         except asyncio.CancelledError:
             self._held.drop(leased.key)
             raise
+        except Exception as error:  # noqa: BLE001 - it is told, here and to the broker
+            message = self._performer.broken(leased, error)
         finally:
             self._tool_slots.give_back(leased.requires)
             self.on_slot_freed()
@@ -73,6 +77,14 @@ class Work:
             )
         if self._held.wants_confirmation:
             self.on_confirmation_wanted()
+
+    def _ended(self, key: CommandKey, task: asyncio.Task[None]) -> None:
+        """A task that died said nothing of its command. We let go of it: its lease runs out, and
+        somebody else has the next attempt."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._held.drop(key)
+            log.error("command.died", command_id=key[1], exc_info=error)
 
     def judge(self, asked: list[CommandKey], still_there: set[CommandKey], asked_at: float) -> None:
         """What a heartbeat found: stop what is no longer ours, repeat what was not recorded."""
