@@ -7,7 +7,7 @@ from noetl_core.store.command import (
     CommandKey,
     Leased,
     expired,
-    give_up,
+    give_back,
     heartbeat,
     lease,
     next_available,
@@ -153,15 +153,17 @@ async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:
     assert await expired(pool, limit=10, grace_seconds=20) == []
 
 
-async def test_what_is_given_up_is_expired_at_once(pool: Pool) -> None:
+async def test_what_is_given_back_is_expired_at_once_and_never_renewed(pool: Pool) -> None:
     key = await insert(pool, "c")
     await take(pool)
     assert await expired(pool, limit=10) == []
 
-    await give_up(pool, B, [key])
+    await give_back(pool, B, [key])
     assert await expired(pool, limit=10) == []
-    await give_up(pool, A, [key])
+    await give_back(pool, A, [key])
 
+    assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+    assert await heartbeat(pool, A, [key], lease_seconds=60) == set()
     assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
 
 

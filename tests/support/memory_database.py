@@ -554,6 +554,7 @@ def in_memory() -> Iterator[None]:
         patch.object(advance, "log", _Log()),
         patch.object(batches, "commit", _commit),
         patch.object(batches, "holders", _holders),
+        patch.object(batches, "standings", _standings),
         patch.object(batches, "ended_by_others", _ended_by_others),
         patch.object(snapshot, "read", _snapshots),
         patch.object(events, "read_tails", _tails),
@@ -569,6 +570,12 @@ async def _commit(conn: Database, batch: Batch) -> set[ShardId]:
 
 async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None]:
     return {key: conn.rows[key].worker_id for key in keys if key in conn.rows}
+
+
+async def _standings(conn: Database, keys: list[Key]) -> dict[Key, batches.Standing]:
+    return {
+        key: batches.Standing(conn.rows[key].is_lapsed, None) for key in keys if key in conn.rows
+    }
 
 
 async def _ended_by_others(_conn: Database, _ends: Any) -> list[Any]:

@@ -14,6 +14,7 @@ are dropped, loaded anew, and the letters done again.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeGuard
 
 import asyncpg
 import msgspec
@@ -42,7 +43,7 @@ from noetl_core.domain.events import (
     ExecutionFailed,
 )
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId
+from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId, WorkerId
 from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
@@ -50,10 +51,12 @@ from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, Refusal
 from noetl_core.store.postgres import Connection, Pool
 from noetl_core.wire.messages import (
     Barrier,
+    Claimed,
     Done,
     Due,
     Expired,
     Failed,
+    Message,
     Parked,
     Partial,
     Reconcile,
@@ -199,6 +202,7 @@ class Broker:
             if t.execution_id is not None and (reload or not isinstance(t.message, Start))
         }
         await self.states.load(turn.conn, known_before)
+        taken = await self._without_outdated(turn, await self._without_strangers(turn, taken))
         if reload:
             taken = await self._without_refused(turn, taken)
         for one in taken:
@@ -302,6 +306,50 @@ class Broker:
             if fact is not None:
                 await self._recorder.record(turn, shard, live, fact)
 
+    async def _without_outdated(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
+        """What the reaper saw may be over: a worker that was cut off has renewed its leases when it
+        is back, and its commands go on. Those that it gave back itself do not count as lost."""
+        keys = [_key(t.message) for t in taken if isinstance(t.message, Expired)]
+        if not keys:
+            return taken
+        standings = await batches.standings(turn.conn, keys)
+        kept: list[Taken] = []
+        for t in taken:
+            message = t.message
+            if isinstance(message, Expired):
+                standing = standings.get(_key(message))
+                if standing is not None and not standing.is_over:
+                    log.info("report.outdated", command_id=message.command_id)
+                    continue
+                if standing is not None and standing.given_back_by is not None:
+                    t = t._replace(message=_given_back(message, standing.given_back_by))  # noqa: PLW2901
+            kept.append(t)
+        return kept
+
+    async def _without_strangers(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
+        """What came in by the HTTP API counts only from the worker that holds the command.
+
+        With our own workers we are lenient: a command that nobody holds may be one whose lease was
+        lost when Postgres crashed, and its result is as good as any.
+        """
+        said = [t.message for t in taken if _is_outside(t.message)]
+        if not said:
+            return taken
+        holders = await batches.holders(turn.conn, [_key(message) for message in said])
+        strange: set[int] = set()
+        for message in said:
+            key = _key(message)
+            if holders.get(key) == message.worker_id:
+                continue
+            strange.add(id(message))
+            if isinstance(message, Claimed):
+                continue
+            if key in holders:
+                turn.batch.refusals.append(RefusalRow(message.worker_id, *key))
+            else:
+                turn.unheeded.append(message)
+        return [t for t in taken if id(t.message) not in strange]
+
     async def _without_refused(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
         """A completion counts only from the worker that holds the lease."""
         ends = [t for t in taken if isinstance(t.message, Done | Failed | Parked)]
@@ -370,6 +418,19 @@ class Broker:
             self._recorder.epochs[shard] = epoch
             self._unmarked.pop(shard, None)
         self.states.trim()
+
+
+def _key(message: Claimed | Done | Failed | Expired) -> tuple[ExecutionId, CommandId]:
+    return message.execution_id, message.command_id
+
+
+def _is_outside(message: Message) -> TypeGuard[Claimed | Done | Failed]:
+    return isinstance(message, Claimed | Done | Failed) and message.outside
+
+
+def _given_back(message: Expired, worker_id: WorkerId) -> Expired:
+    reason = f"worker {worker_id} has given it back"
+    return msgspec.structs.replace(message, given_back=True, reason=reason)
 
 
 def _set_aside(turn: Turn, shard: ShardId, execution_id: ExecutionId, fact: AnyFact) -> None:

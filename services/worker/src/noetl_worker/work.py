@@ -102,7 +102,7 @@ class Work:
             self.on_slot_freed()
 
     async def drain(self, pool: Pool, worker_id: WorkerId, *, seconds: float) -> None:
-        """Let what runs come to its end, send everything, and give up what is left."""
+        """Let what runs come to its end, send everything, and give back what is left."""
         tasks = [running.task for running in self._held.running_commands()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -112,8 +112,8 @@ class Work:
         await self._outbox.flush()
         if left:
             # The next attempt starts when the reaper sees this, not when the lease runs out.
-            await command.give_up(pool, worker_id, [running.leased.key for running in left])
-            log.info("commands.given_up", count=len(left))
+            await command.give_back(pool, worker_id, [running.leased.key for running in left])
+            log.info("commands.given_back", count=len(left))
 
 
 def _nothing() -> None:

@@ -83,7 +83,7 @@ WITH mine AS MATERIALIZED (
     FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
     JOIN noetl.command c
         ON c.execution_id = held.execution_id AND c.command_id = held.command_id
-    WHERE c.worker_id = $1
+    WHERE c.worker_id = $1 AND NOT c.given_back
 ), free AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM mine
@@ -117,17 +117,20 @@ async def heartbeat(
     return {(row[0], row[1]) for row in rows}
 
 
-_GIVE_UP = """
+_GIVE_BACK = """
 UPDATE noetl.command c
-SET lease_until = now()
+SET lease_until = now(), given_back = true
 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
 WHERE c.execution_id = held.execution_id AND c.command_id = held.command_id AND c.worker_id = $1
 """
 
 
-async def give_up(conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[CommandKey]) -> None:
-    """Let these leases run out now, so that the next attempts do not wait for it."""
-    await conn.execute(_GIVE_UP, worker_id, [key[0] for key in keys], [key[1] for key in keys])
+async def give_back(
+    conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[CommandKey]
+) -> None:
+    """Let these leases run out now, so that the next attempts do not wait for it. Nobody died: the
+    commands do not count as lost."""
+    await conn.execute(_GIVE_BACK, worker_id, [key[0] for key in keys], [key[1] for key in keys])
 
 
 _GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $1"
