@@ -97,18 +97,28 @@ class Heartbeat:
                 # What runs goes on: the leases last a while, and nobody takes it from us before.
                 if self._complaint.failed():
                     failures = self._complaint.failures
-                    log.warning("heartbeat.delayed", failures=failures, error=str(error))
+                    log.warning("heartbeat.delayed", failures=failures, error=repr(error))
                 await self._wait(backoff_seconds(self._complaint.failures))
 
     async def _beat_while_connected(self) -> None:
         async with open_pool(
-            self._dsn, role="noetl_worker", size_max=1, synchronous_commit="off"
+            self._dsn,
+            role="noetl_worker",
+            size_max=1,
+            command_seconds=self._patience_seconds,
+            synchronous_commit="off",
         ) as pool:
             while not self._is_stopping:
                 await self._beat(pool)
                 if failures := self._complaint.recovered():
                     log.info("heartbeat.recovered", failures=failures)
                 await self._wait(self._heartbeat_seconds)
+
+    @property
+    def _patience_seconds(self) -> float:
+        """How long a heartbeat may be without an answer. One that is never answered costs twice
+        that, after an interval; then there must be time for another, on a new connection."""
+        return (self._lease_seconds - self._heartbeat_seconds) / 4
 
     async def _beat(self, pool: Pool) -> None:
         self._is_asked = False

@@ -71,6 +71,8 @@ async def start(service: Service[WorkerConfig]) -> None:
             service,
             pool,
             kind="worker",
+            # Under the id that its leases bear: two names of one id would share their commands.
+            name=worker_id_of(config.instance),
             capacity=config.worker_slots,
             labels=labels_of(config) | _limit_label(limits),
             capabilities=tools.kinds,
