@@ -10,6 +10,7 @@ from noetl_core.store.command import (
     give_back,
     heartbeat,
     lease,
+    leave_to_others,
     next_available,
 )
 from noetl_core.store.postgres import Pool
@@ -211,3 +212,32 @@ async def test_leasing_from_a_long_queue_reads_no_more_than_it_takes(pool: Pool)
         " WHERE schemaname = 'noetl' AND relname = 'command'"
     )
     assert read < 500
+
+
+async def test_what_is_meant_for_a_worker_comes_before_a_queue_that_is_older(pool: Pool) -> None:
+    for n in range(50):
+        await insert(pool, f"old-{n}")
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "was mine", target=A, target_seconds=-1)
+    await insert(pool, "hers", target=B, target_seconds=60)
+
+    taken = await take(pool, limit=8)
+
+    assert len(taken) == len(set(taken)) == 8
+    assert {"mine", "was mine"} <= set(taken)
+    assert "hers" not in taken
+
+
+async def test_what_is_meant_for_a_worker_of_another_pool_is_left_there(pool: Pool) -> None:
+    await insert(pool, "elsewhere", target=A, target_seconds=60, work_pool="gpu")
+
+    assert await take(pool, limit=8) == []
+
+
+async def test_what_was_meant_for_a_worker_that_stops_is_for_anyone(pool: Pool) -> None:
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "hers", target=B, target_seconds=60)
+
+    await leave_to_others(pool, A)
+
+    assert await take(pool, WorkerId("c")) == ["mine"]

@@ -48,7 +48,7 @@ async def test_a_connection_that_swallows_everything_costs_no_lease(
 
 async def test_the_kernel_watches_the_line_to_postgres(database: str) -> None:
     async with open_pool(database, role="", size_max=1) as pool, pool.acquire() as conn:
-        line = conn._con._transport.get_extra_info("socket")  # type: ignore[union-attr]
+        line = conn._con._transport.get_extra_info("socket")  # type: ignore[attr-defined]
         dead_ms = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 

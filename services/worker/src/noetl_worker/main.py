@@ -12,7 +12,7 @@ from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import WorkerId, worker_id_of
 from noetl_core.domain.workers import TOOL_SLOTS_LABEL, offers_of
-from noetl_core.process.membership import join_runtime
+from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.process.telemetry import spans
@@ -121,9 +121,23 @@ async def start(service: Service[WorkerConfig]) -> None:
     work.on_confirmation_wanted = heartbeat.beat_now
     TALLY.held = held
     service.background(heartbeat.wait_for_death, name="heartbeat")
-    service.on_stop(lambda: work.drain(pool, worker_id, seconds=config.drain_seconds))
+    _on_stop(service, pool, member, worker_id, work)
     await leaser.listen()
     service.every(config.poll_seconds, leaser.turn, wake=leaser.wake, name="lease")
+
+
+def _on_stop(
+    service: Service[WorkerConfig], pool: Pool, member: Member, worker_id: WorkerId, work: Work
+) -> None:
+    async def goodbye() -> None:
+        # First of all: brokers shall mean nobody who is about to go. They look every two seconds.
+        await member.leave()
+        await command.leave_to_others(pool, worker_id)
+
+    # The last one first.
+    service.on_stop(lambda: command.leave_to_others(pool, worker_id))
+    service.on_stop(lambda: work.drain(pool, worker_id, seconds=service.config.drain_seconds))
+    service.on_stop(goodbye)
 
 
 def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:

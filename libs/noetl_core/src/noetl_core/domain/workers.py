@@ -42,6 +42,15 @@ class Workers:
         """Kinds of tools that some worker limits."""
         return frozenset().union(*(worker.limited for worker in self._workers))
 
+    @cached_property
+    def _names(self) -> frozenset[WorkerId]:
+        return frozenset(worker.worker_id for worker in self._workers)
+
+    def is_gone(self, worker_id: WorkerId) -> bool:
+        """Others live, and this one does not: it said goodbye, or fell silent. Where we know of
+        nobody, we have not looked yet."""
+        return bool(self._names) and worker_id not in self._names
+
     def able(self, pool: str, requires: frozenset[str]) -> list[LiveWorker]:
         """Who serves the pool and has everything that is required."""
         return [w for w in self._workers if pool in w.pools and requires <= w.offers]

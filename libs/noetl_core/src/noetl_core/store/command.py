@@ -32,15 +32,27 @@ class Leased(NamedTuple):
 # A pool at a time, so that the rows come off the index in order and LIMIT stops the scan: over a
 # queue of a million this reads as much as over a queue of ten. SKIP LOCKED lets two workers look at
 # once and never take the same row, and makes neither wait for the other.
+#
+# What is meant for us comes first, by an index of its own: behind a long queue it would be found
+# when its time is over, and then by anyone. The rest is read, and locked, as far as there is room.
 _LEASE = """
-WITH picked AS MATERIALIZED (
+WITH meant AS MATERIALIZED (
+    SELECT execution_id, command_id
+    FROM noetl.command
+    WHERE status = 'pending' AND target_worker = $1
+      AND pool = ANY ($2::text[]) AND available_at <= now()
+      AND (requires IS NULL OR requires <@ $5::text[])
+    ORDER BY priority DESC, available_at
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+), picked AS MATERIALIZED (
     SELECT ready.execution_id, ready.command_id
     FROM unnest($2::text[]) AS wanted (pool)
     CROSS JOIN LATERAL (
         SELECT execution_id, command_id
         FROM noetl.command
         WHERE status = 'pending' AND pool = wanted.pool AND available_at <= now()
-          AND (target_worker IS NULL OR target_worker = $1 OR target_until <= now())
+          AND (target_worker IS NULL OR target_worker <> $1 AND target_until <= now())
           AND (requires IS NULL OR requires <@ $5::text[])
         ORDER BY priority DESC, available_at
         LIMIT $3
@@ -51,8 +63,8 @@ WITH picked AS MATERIALIZED (
 UPDATE noetl.command AS c
 SET status = 'leased', worker_id = $1, last_heartbeat = now(),
     lease_until = now() + make_interval(secs => $4)
-FROM picked
-WHERE c.execution_id = picked.execution_id AND c.command_id = picked.command_id
+FROM (SELECT * FROM meant UNION ALL SELECT * FROM picked LIMIT $3) AS taken
+WHERE c.execution_id = taken.execution_id AND c.command_id = taken.command_id
 RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload, c.requires
 """
 
@@ -139,6 +151,23 @@ _GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $
 async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
     """For a worker that starts: what its predecessor of the same name held, it holds no more."""
     await conn.execute(_GIVE_UP_ALL, worker_id)
+
+
+_LEAVE_TO_OTHERS = """
+UPDATE noetl.command c
+SET target_worker = NULL, target_until = NULL
+FROM (
+    SELECT execution_id, command_id FROM noetl.command
+    WHERE status = 'pending' AND target_worker = $1
+    FOR UPDATE SKIP LOCKED
+) AS meant
+WHERE c.execution_id = meant.execution_id AND c.command_id = meant.command_id
+"""
+
+
+async def leave_to_others(conn: Connection | Pool, worker_id: WorkerId) -> None:
+    """For a worker that stops: nobody shall wait for it in vain."""
+    await conn.execute(_LEAVE_TO_OTHERS, worker_id)
 
 
 _NEXT_AVAILABLE = """
