@@ -74,6 +74,7 @@ class Verdict(NamedTuple):
 class Held:
     def __init__(self) -> None:
         self._commands: dict[CommandKey, HeldCommand] = {}
+        self._abandoned: set[CommandKey] = set()
         self.running = 0
         self.unconfirmed = 0
         self.unconfirmed_bytes = 0
@@ -95,6 +96,11 @@ class Held:
         if command is not None and command.finished is None:
             self.running -= 1
 
+    def abandon(self, key: CommandKey) -> None:
+        """Its task died, by a bug: the lease shall run out, and count as a loss."""
+        self.drop(key)
+        self._abandoned.add(key)
+
     def publish(self, keys: Iterable[CommandKey]) -> None:
         now = time.monotonic()
         for key in keys:
@@ -105,6 +111,10 @@ class Held:
     def keys(self) -> list[CommandKey]:
         """Safe to call from the heartbeat's thread: one step of the interpreter."""
         return list(self._commands)
+
+    def known_keys(self) -> list[CommandKey]:
+        """What is leased to us with our knowing. Safe to call from the heartbeat's thread."""
+        return [*list(self._commands), *list(self._abandoned)]
 
     def running_commands(self) -> list[HeldCommand]:
         return [command for command in self._commands.values() if command.finished is None]

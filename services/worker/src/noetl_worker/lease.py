@@ -9,6 +9,8 @@ wake-up costs at most the poll.
 """
 
 import asyncio
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -60,6 +62,8 @@ class Leaser:
         self._burst = BURST_MIN
         self.wake = asyncio.Event()
         self._announced: Counter[str] = Counter()
+        self.settled_at = -math.inf
+        """When the last lease was asked for of which we know what it gave."""
         self._is_hungry = False
         self._timer: asyncio.Handle | None = None
         self._look_at = 0.0
@@ -99,6 +103,7 @@ class Leaser:
         full = self._tool_slots.full()
         limit = min(free, self._next_burst(), self._tool_slots.most_at_once() or free)
         announced, self._announced = self._announced, Counter()
+        asked_at = time.monotonic()
         leased = await command.lease(
             self._pool,
             self._worker_id,
@@ -112,6 +117,7 @@ class Leaser:
         for each in leased:
             self._work.begin(each)
             announced[each.pool] -= 1
+        self.settled_at = asked_at
         TALLY.leased += len(leased)
         is_filled = len(leased) == limit
         # What the tool of a command has no slot for may be all that is there.

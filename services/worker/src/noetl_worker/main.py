@@ -99,7 +99,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         beating(
             config.postgres_dsn,
             worker_id,
-            keys=held.keys,
+            held=held,
             judge=work.judge,
             heartbeat_seconds=config.heartbeat_seconds,
             lease_seconds=config.lease_seconds,
@@ -117,6 +117,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         poll_away_seconds=config.poll_away_seconds,
         work=work,
     )
+    heartbeat.settled_at = lambda: leaser.settled_at
     work.on_slot_freed = leaser.slot_freed
     work.on_confirmation_wanted = heartbeat.beat_now
     TALLY.held = held

@@ -83,7 +83,7 @@ class Work:
         somebody else has the next attempt."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._held.drop(key)
+            self._held.abandon(key)
             log.error("command.died", command_id=key[1], exc_info=error)
 
     def judge(self, asked: list[CommandKey], still_there: set[CommandKey], asked_at: float) -> None:

@@ -5,6 +5,7 @@ its lease runs out the reaper tells the broker, which ends the attempt and issue
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, WorkerId
@@ -151,6 +152,57 @@ _GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $
 async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
     """For a worker that starts: what its predecessor of the same name held, it holds no more."""
     await conn.execute(_GIVE_UP_ALL, worker_id)
+
+
+# Leases that have run out already are the reaper's: they may be those of a predecessor that died.
+_GIVE_BACK_STRAYS = """
+WITH strays AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM noetl.command c
+    WHERE c.status = 'leased' AND c.worker_id = $1 AND NOT c.given_back
+      AND c.lease_until > now()
+      AND c.lease_until < $4::timestamptz + make_interval(secs => $5)
+      AND c.last_heartbeat < $4
+      AND NOT EXISTS (
+          SELECT 1 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+          WHERE held.execution_id = c.execution_id AND held.command_id = c.command_id
+      )
+    FOR UPDATE SKIP LOCKED
+), given AS (
+    UPDATE noetl.command c
+    SET lease_until = now(), given_back = true
+    FROM strays
+    WHERE c.execution_id = strays.execution_id AND c.command_id = strays.command_id
+)
+SELECT now(), (SELECT count(*) FROM strays)
+"""
+
+
+class Strays(NamedTuple):
+    looked_at: datetime
+    """By the clock of the database."""
+    given_back: int
+
+
+async def give_back_strays(
+    conn: Connection | Pool,
+    worker_id: WorkerId,
+    held: Sequence[CommandKey],
+    *,
+    leased_before: datetime | None,
+    lease_seconds: float,
+) -> Strays:
+    """Give back what is leased to this worker without its knowing: the answer to a lease was lost.
+
+    Only what was leased before that moment, or nothing; the answer to a later lease may still be on
+    its way.
+    """
+    executions, commands = [key[0] for key in held], [key[1] for key in held]
+    row = await conn.fetchrow(
+        _GIVE_BACK_STRAYS, worker_id, executions, commands, leased_before, lease_seconds
+    )
+    assert row is not None
+    return Strays(row[0], row[1])
 
 
 _LEAVE_TO_OTHERS = """
