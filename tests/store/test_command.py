@@ -241,3 +241,13 @@ async def test_what_was_meant_for_a_worker_that_stops_is_for_anyone(pool: Pool) 
     await leave_to_others(pool, A)
 
     assert await take(pool, WorkerId("c")) == ["mine"]
+
+
+async def test_what_is_more_urgent_goes_before_what_is_meant_for_the_worker(pool: Pool) -> None:
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "urgent", priority=5)
+    await insert(pool, "anyone")
+
+    assert await take(pool, limit=1) == ["urgent"]
+    assert await take(pool, limit=1) == ["mine"]
+    assert await take(pool, B, limit=1) == ["anyone"]

@@ -34,11 +34,12 @@ class Leased(NamedTuple):
 # queue of a million this reads as much as over a queue of ten. SKIP LOCKED lets two workers look at
 # once and never take the same row, and makes neither wait for the other.
 #
-# What is meant for us comes first, by an index of its own: behind a long queue it would be found
-# when its time is over, and then by anyone. The rest is read, and locked, as far as there is room.
+# What is meant for us is found by an index of its own and comes before what is as urgent: at the
+# end of a long queue it would be found when its time is over, and then by anyone. Where there is
+# enough of it, what is for anyone must be more urgent than the least of it.
 _LEASE = """
 WITH meant AS MATERIALIZED (
-    SELECT execution_id, command_id
+    SELECT execution_id, command_id, priority
     FROM noetl.command
     WHERE status = 'pending' AND target_worker = $1
       AND pool = ANY ($2::text[]) AND available_at <= now()
@@ -47,12 +48,15 @@ WITH meant AS MATERIALIZED (
     LIMIT $3
     FOR UPDATE SKIP LOCKED
 ), picked AS MATERIALIZED (
-    SELECT ready.execution_id, ready.command_id
+    SELECT ready.execution_id, ready.command_id, ready.priority
     FROM unnest($2::text[]) AS wanted (pool)
     CROSS JOIN LATERAL (
-        SELECT execution_id, command_id
+        SELECT execution_id, command_id, priority
         FROM noetl.command
         WHERE status = 'pending' AND pool = wanted.pool AND available_at <= now()
+          AND priority > coalesce(
+              (SELECT min(priority)::bigint FROM meant HAVING count(*) >= $3), -2147483649
+          )
           AND (target_worker IS NULL OR target_worker <> $1 AND target_until <= now())
           AND (requires IS NULL OR requires <@ $5::text[])
         ORDER BY priority DESC, available_at
@@ -64,7 +68,13 @@ WITH meant AS MATERIALIZED (
 UPDATE noetl.command AS c
 SET status = 'leased', worker_id = $1, last_heartbeat = now(),
     lease_until = now() + make_interval(secs => $4)
-FROM (SELECT * FROM meant UNION ALL SELECT * FROM picked LIMIT $3) AS taken
+FROM (
+    SELECT execution_id, command_id, priority, true AS is_meant FROM meant
+    UNION ALL
+    SELECT execution_id, command_id, priority, false FROM picked
+    ORDER BY priority DESC, is_meant DESC
+    LIMIT $3
+) AS taken
 WHERE c.execution_id = taken.execution_id AND c.command_id = taken.command_id
 RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload, c.requires
 """
