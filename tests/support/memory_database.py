@@ -75,12 +75,14 @@ _decode_state = msgspec.json.Decoder(ExecutionState).decode
 class Row:
     """A command that is open, as `noetl.command` has it."""
 
-    __slots__ = ("is_held", "is_lapsed", "payload", "worker_id")
+    __slots__ = ("is_given_back", "is_held", "is_lapsed", "payload", "worker_id")
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
         self.worker_id: WorkerId | None = None
         self.is_lapsed = False
+        self.is_given_back = False
+        """Its worker let go of it by itself."""
         self.is_held = False
         """Its execution is paused: no worker may take it."""
 
@@ -573,8 +575,10 @@ async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None
 
 
 async def _standings(conn: Database, keys: list[Key]) -> dict[Key, batches.Standing]:
+    rows = {key: conn.rows[key] for key in keys if key in conn.rows}
     return {
-        key: batches.Standing(conn.rows[key].is_lapsed, None) for key in keys if key in conn.rows
+        key: batches.Standing(row.is_lapsed, row.worker_id if row.is_given_back else None)
+        for key, row in rows.items()
     }
 
 
