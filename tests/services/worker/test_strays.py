@@ -16,6 +16,7 @@ from services.worker.desk import (
     listening,
     playbook,
     register,
+    until,
     working,
 )
 
@@ -49,9 +50,7 @@ async def test_a_lease_whose_answer_was_lost_is_given_back_and_what_runs_is_kept
             lost[1],
         )
 
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not await pool.fetchval("SELECT bool_or(given_back) FROM noetl.command"):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(pool, "SELECT bool_or(given_back) FROM noetl.command")
 
         rows = await pool.fetch("SELECT command_id FROM noetl.command WHERE given_back")
         assert [row[0] for row in rows] == [lost[1]]

@@ -1,6 +1,5 @@
 """What no message can hold, and ends that went astray: a command always comes to its end."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from noetl_worker.emit import Outbox
 from noetl_worker.perform import Performer
 from noetl_worker.safe_errors import safe_error
 from services.worker.desk import (
-    WAIT_SECONDS,
     Ear,
     config,
     eventually,
@@ -23,6 +21,7 @@ from services.worker.desk import (
     listening,
     playbook,
     register,
+    until,
     working,
 )
 
@@ -66,12 +65,6 @@ NOTHING = """
 async def ear(nats_url: str, pool: Pool) -> AsyncIterator[Ear]:
     async with listening(nats_url, pool) as listener:
         yield listener
-
-
-async def until(pool: Pool, question: str) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not await pool.fetchval(question):  # noqa: ASYNC110 - Postgres does not call us
-            await asyncio.sleep(0.02)
 
 
 async def test_a_number_that_no_message_can_hold_stays_behind_its_reference(

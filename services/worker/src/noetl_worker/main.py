@@ -66,20 +66,8 @@ async def start(service: Service[WorkerConfig]) -> None:
     tools = await service.open(closing(with_plugins(built_in)))
     limits = read_tool_slots(config.worker_tool_slots, tools.kinds)
     tool_slots = ToolSlots(limits)
-    member = await service.open(
-        join_runtime(
-            service,
-            pool,
-            kind="worker",
-            # Under the id that its leases bear: two names of one id would share their commands.
-            name=worker_id_of(config.instance),
-            capacity=config.worker_slots,
-            labels=labels_of(config) | _limit_label(limits),
-            capabilities=tools.kinds,
-            heartbeat_seconds=config.worker_heartbeat_interval,
-        )
-    )
-    worker_id = worker_id_of(member.name)
+    member = await service.open(_member(service, pool, tools, limits))
+    worker_id = WorkerId(member.name)
     await command.give_up_all(pool, worker_id)
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
@@ -125,6 +113,23 @@ async def start(service: Service[WorkerConfig]) -> None:
     _on_stop(service, pool, member, worker_id, work)
     await leaser.listen()
     service.every(config.poll_seconds, leaser.turn, wake=leaser.wake, name="lease")
+
+
+def _member(
+    service: Service[WorkerConfig], pool: Pool, tools: Registry, limits: Mapping[str, int]
+) -> AbstractAsyncContextManager[Member]:
+    config = service.config
+    return join_runtime(
+        service,
+        pool,
+        kind="worker",
+        # Under the id that its leases bear: two names of one id would share their commands.
+        name=worker_id_of(config.instance),
+        capacity=config.worker_slots,
+        labels=labels_of(config) | _limit_label(limits),
+        capabilities=tools.kinds,
+        heartbeat_seconds=config.worker_heartbeat_interval,
+    )
 
 
 def _on_stop(
