@@ -441,6 +441,7 @@ CREATE TABLE noetl.command (
     meta jsonb,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     requires text[],
+    given_back boolean DEFAULT false NOT NULL,
     CONSTRAINT command_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'leased'::text, 'held'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0');
@@ -873,6 +874,8 @@ CREATE INDEX checkpoint_shard_idx ON noetl.checkpoint USING btree (shard_id, epo
 CREATE INDEX command_leased_idx ON noetl.command USING btree (lease_until) WHERE (status = 'leased'::text);
 
 CREATE INDEX command_pending_idx ON noetl.command USING btree (pool, priority DESC, available_at) WHERE (status = 'pending'::text);
+
+CREATE INDEX command_target_idx ON noetl.command USING btree (target_worker, priority DESC, available_at) WHERE ((status = 'pending'::text) AND (target_worker IS NOT NULL));
 
 CREATE INDEX dead_letter_execution_idx ON noetl.dead_letter USING btree (execution_id);
 

@@ -59,3 +59,16 @@ def test_a_value_is_recorded_as_the_log_gives_it_back() -> None:
 def test_what_is_no_json_is_refused(value: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         as_recorded(value)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, {"a": [{"b": 2**70}]}, {2**70: 1}])
+def test_a_number_beyond_64_bits_is_not_recorded_because_no_command_could_carry_it(
+    value: Any,
+) -> None:
+    with pytest.raises(ValueError, match="beyond 64 bits"):
+        as_recorded(value)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), "1" * 40, 1e300, {"9" * 25: 1}])
+def test_long_texts_and_numbers_up_to_64_bits_are_recorded(value: Any) -> None:
+    assert as_recorded(value) == value

@@ -89,6 +89,14 @@ def test_a_named_worker_is_the_target_for_as_long_as_the_step_says() -> None:
     assert (issued.target_worker, issued.target_s) == ("node-1-example", 7.0)
 
 
+def test_a_named_worker_that_is_gone_is_not_waited_for() -> None:
+    book = playbook(step("a", spec=placed(worker="node-1", wait_s=60.0)))
+
+    assert Placed(book, worker("node-2")).targets == [("a.1#1", None)]
+    assert Placed(book, worker("node-1")).targets == [("a.1#1", "node-1")]
+    assert Placed(book).targets == [("a.1#1", "node-1")], "nobody was seen yet: who knows"
+
+
 def test_items_with_the_same_key_are_meant_for_the_same_worker() -> None:
     loop = loop_over([{"k": n % 3} for n in range(9)])
     book = playbook(step("each", loop=loop, spec=placed(affinity="k-{{ item.k }}")))

@@ -52,7 +52,7 @@ HAPPENS_TO_BROKERS = (
     *("is given up for dead", "wakes", "wakes"),
 )
 ODD = (
-    *("message lost", "message repeated", "lease over", "leases over"),
+    *("message lost", "message repeated", "lease over", "leases over", "commands given back"),
     *("epoch closed", "started again", "completion forged", "command row lost"),
 )
 ASKED = (
@@ -195,6 +195,8 @@ class Simulation(RuleBasedStateMachine):
                 world.wire.append(world.wire[pick % len(world.wire)])
             case "lease over" | "leases over":
                 world.lapse(pick, all_of_them=what == "leases over")
+            case "commands given back":
+                world.give_back(pick)
             case "epoch closed":
                 world.barrier()
             case "started again":

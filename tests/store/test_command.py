@@ -7,10 +7,11 @@ from noetl_core.store.command import (
     CommandKey,
     Leased,
     expired,
-    give_up,
+    give_back,
     heartbeat,
     held_by,
     lease,
+    leave_to_others,
     next_available,
 )
 from noetl_core.store.postgres import Pool
@@ -193,15 +194,17 @@ async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:
     assert await expired(pool, limit=10, grace_seconds=20) == []
 
 
-async def test_what_is_given_up_is_expired_at_once(pool: Pool) -> None:
+async def test_what_is_given_back_is_expired_at_once_and_never_renewed(pool: Pool) -> None:
     key = await insert(pool, "c")
     await take(pool)
     assert await expired(pool, limit=10) == []
 
-    await give_up(pool, B, [key])
+    await give_back(pool, B, [key])
     assert await expired(pool, limit=10) == []
-    await give_up(pool, A, [key])
+    await give_back(pool, A, [key])
 
+    assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+    assert await heartbeat(pool, A, [key], lease_seconds=60) == set()
     assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
 
 
@@ -249,3 +252,42 @@ async def test_leasing_from_a_long_queue_reads_no_more_than_it_takes(pool: Pool)
         " WHERE schemaname = 'noetl' AND relname = 'command'"
     )
     assert read < 500
+
+
+async def test_what_is_meant_for_a_worker_comes_before_a_queue_that_is_older(pool: Pool) -> None:
+    for n in range(50):
+        await insert(pool, f"old-{n}")
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "was mine", target=A, target_seconds=-1)
+    await insert(pool, "hers", target=B, target_seconds=60)
+
+    taken = await take(pool, limit=8)
+
+    assert len(taken) == len(set(taken)) == 8
+    assert {"mine", "was mine"} <= set(taken)
+    assert "hers" not in taken
+
+
+async def test_what_is_meant_for_a_worker_of_another_pool_is_left_there(pool: Pool) -> None:
+    await insert(pool, "elsewhere", target=A, target_seconds=60, work_pool="gpu")
+
+    assert await take(pool, limit=8) == []
+
+
+async def test_what_was_meant_for_a_worker_that_stops_is_for_anyone(pool: Pool) -> None:
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "hers", target=B, target_seconds=60)
+
+    await leave_to_others(pool, A)
+
+    assert await take(pool, WorkerId("c")) == ["mine"]
+
+
+async def test_what_is_more_urgent_goes_before_what_is_meant_for_the_worker(pool: Pool) -> None:
+    await insert(pool, "mine", target=A, target_seconds=60)
+    await insert(pool, "urgent", priority=5)
+    await insert(pool, "anyone")
+
+    assert await take(pool, limit=1) == ["urgent"]
+    assert await take(pool, limit=1) == ["mine"]
+    assert await take(pool, B, limit=1) == ["anyone"]

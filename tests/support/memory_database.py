@@ -76,12 +76,14 @@ _decode_state = msgspec.json.Decoder(ExecutionState).decode
 class Row:
     """A command that is open, as `noetl.command` has it."""
 
-    __slots__ = ("is_held", "is_lapsed", "payload", "worker_id")
+    __slots__ = ("is_given_back", "is_held", "is_lapsed", "payload", "worker_id")
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
         self.worker_id: WorkerId | None = None
         self.is_lapsed = False
+        self.is_given_back = False
+        """Its worker let go of it by itself."""
         self.is_held = False
         """Its execution is paused: no worker may take it."""
 
@@ -555,6 +557,7 @@ def in_memory() -> Iterator[None]:
         patch.object(advance, "log", _Log()),
         patch.object(batches, "commit", _commit),
         patch.object(batches, "holders", _holders),
+        patch.object(batches, "standings", _standings),
         patch.object(batches, "ended_by_others", _ended_by_others),
         patch.object(snapshot, "read", _snapshots),
         patch.object(events, "read_tails", _tails),
@@ -570,6 +573,14 @@ async def _commit(conn: Database, batch: Batch) -> set[ShardId]:
 
 async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None]:
     return {key: conn.rows[key].worker_id for key in keys if key in conn.rows}
+
+
+async def _standings(conn: Database, keys: list[Key]) -> dict[Key, batches.Standing]:
+    rows = {key: conn.rows[key] for key in keys if key in conn.rows}
+    return {
+        key: batches.Standing(row.is_lapsed, row.worker_id if row.is_given_back else None)
+        for key, row in rows.items()
+    }
 
 
 async def _ended_by_others(_conn: Database, _ends: Any) -> list[Any]:

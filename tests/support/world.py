@@ -570,6 +570,14 @@ class World:
             row.is_lapsed = True
         self.sweep()
 
+    def give_back(self, pick: int) -> None:
+        """A worker lets go of what it has; what it still says of it may come first."""
+        name = self.workers[pick % len(self.workers)].name
+        for row in self.database.rows.values():
+            if row.worker_id == name:
+                row.is_lapsed = row.is_given_back = True
+        self.sweep()
+
     def die_of_a_command(self, number: int) -> None:
         """A worker leases a command and dies; the lease runs out, and it is issued again."""
         worker = self.workers[number]
@@ -642,7 +650,8 @@ class World:
     def _lapse_ghosts(self) -> None:
         alive = {worker.name for worker in self.workers}
         for row in self.database.rows.values():
-            row.is_lapsed = row.worker_id is not None and row.worker_id not in alive
+            is_ghost = row.worker_id is not None and row.worker_id not in alive
+            row.is_lapsed = is_ghost or row.is_given_back
 
     def _is_over(self) -> bool:
         ledgers = self.database.ledgers

@@ -16,7 +16,7 @@ from noetl_core.domain.snowflake import Snowflake
 from noetl_core.process.clock import unix_ms
 from noetl_core.store import command, execution_shard, inbox
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.messages import Claimed, Done, Message, Start, Stored, encode_messages
+from noetl_core.wire.messages import Claimed, Done, Expired, Message, Start, Stored, encode_messages
 
 WORKER = WorkerId("worker-1")
 OWNER = RuntimeId(1)
@@ -80,6 +80,17 @@ class Desk:
 
     async def lease(self, limit: int = 100, worker: WorkerId = WORKER) -> list[command.Leased]:
         return await command.lease(self.pool, worker, pools=["cpu"], limit=limit, lease_seconds=60)
+
+    async def lose(self, command_id: CommandId, *, given_back: bool = False) -> None:
+        """The lease runs out, and the reaper says so."""
+        execution_id = await self.pool.fetchval(
+            "UPDATE noetl.command SET lease_until = now() - interval '1 s', given_back = $2"
+            " WHERE command_id = $1 AND status = 'leased' RETURNING execution_id",
+            command_id,
+            given_back,
+        )
+        assert execution_id is not None, f"{command_id} is not leased"
+        await self.send(Expired(execution_id=execution_id, command_id=command_id, reason="gone"))
 
     async def types(self, execution_id: ExecutionId) -> list[str]:
         rows = await self.pool.fetch(

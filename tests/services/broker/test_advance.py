@@ -1,15 +1,18 @@
 """One turn of the broker against a real Postgres."""
 
 import asyncpg
+import msgspec
 import pytest
 
 from noetl_broker.accept import COMMAND_ATTEMPTS_MAX
 from noetl_core.domain.brief import decode_brief
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.ids import CommandId, ExecutionId, RuntimeId, WorkerId
+from noetl_core.store import command
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import (
     Cancel,
+    Claimed,
     Done,
     Expired,
     Failed,
@@ -186,7 +189,7 @@ async def test_an_expired_attempt_is_issued_again_and_its_late_result_is_dropped
 ) -> None:
     execution_id = await desk.start(CHAIN)
     (leased,) = await desk.lease()
-    await desk.send(Expired(execution_id=execution_id, command_id=leased.command_id, reason="gone"))
+    await desk.lose(leased.command_id)
     await desk.send(done(execution_id, leased.command_id, {"go": False}))
 
     (again,) = await desk.lease()
@@ -197,8 +200,8 @@ async def test_an_expired_attempt_is_issued_again_and_its_late_result_is_dropped
 async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> None:
     execution_id = await desk.start(CHAIN)
     for attempt in range(1, COMMAND_ATTEMPTS_MAX + 1):
-        lost = CommandId(f"first.1#{attempt}")
-        await desk.send(Expired(execution_id=execution_id, command_id=lost, reason="gone"))
+        await desk.lease()
+        await desk.lose(CommandId(f"first.1#{attempt}"))
 
     types = await desk.types(execution_id)
     assert types.count("command.expired") == COMMAND_ATTEMPTS_MAX
@@ -206,6 +209,118 @@ async def test_a_command_that_is_lost_too_often_fails_its_step(desk: Desk) -> No
     set_aside = await desk.pool.fetchrow("SELECT source, execution_id FROM noetl.dead_letter")
     assert set_aside is not None, "somebody should look at what kills workers"
     assert (set_aside["source"], set_aside["execution_id"]) == ("command", execution_id)
+
+
+async def test_a_lease_that_was_renewed_after_the_report_is_not_taken_away(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    await desk.pool.execute("UPDATE noetl.command SET lease_until = now() - interval '1 min'")
+    late = Expired(execution_id=execution_id, command_id=leased.command_id, reason="gone")
+    await command.heartbeat(desk.pool, WORKER, [leased.key], lease_seconds=60)
+
+    await desk.send(late)
+
+    assert "command.expired" not in await desk.types(execution_id)
+    await desk.send(done(execution_id, leased.command_id, {"go": False}))
+    assert (await desk.types(execution_id))[-1] == "execution.completed"
+
+
+async def test_a_command_that_nobody_has_taken_is_not_lost(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    first = CommandId("first.1#1")
+
+    await desk.send(Expired(execution_id=execution_id, command_id=first, reason="gone"))
+
+    assert "command.expired" not in await desk.types(execution_id)
+    assert [one.command_id for one in await desk.lease()] == [first]
+
+
+async def test_a_command_without_a_row_is_lost(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.pool.execute("DELETE FROM noetl.command")
+    first = CommandId("first.1#1")
+
+    await desk.send(Expired(execution_id=execution_id, command_id=first, reason="gone"))
+
+    assert [one.command_id for one in await desk.lease()] == ["first.1#2"]
+
+
+async def test_a_command_that_workers_give_back_when_they_stop_is_never_lost_too_often(
+    desk: Desk,
+) -> None:
+    execution_id = await desk.start(CHAIN)
+    for attempt in range(1, 2 * COMMAND_ATTEMPTS_MAX):
+        await desk.lease()
+        await desk.lose(CommandId(f"first.1#{attempt}"), given_back=True)
+    returned = 2 * COMMAND_ATTEMPTS_MAX - 1
+    reason = await desk.pool.fetchval(
+        "SELECT error->>'message' FROM noetl.event WHERE event_key = 'end:first.1#1'"
+    )
+    assert reason == f"worker {WORKER} has given it back"
+
+    for attempt in range(returned + 1, returned + COMMAND_ATTEMPTS_MAX):
+        await desk.lease()
+        await desk.lose(CommandId(f"first.1#{attempt}"))
+    assert "execution.failed" not in await desk.types(execution_id)
+    desk.states.drop([execution_id])
+    await desk.lease()
+    await desk.lose(CommandId(f"first.1#{returned + COMMAND_ATTEMPTS_MAX}"))
+
+    assert (await desk.types(execution_id))[-1] == "execution.failed", "now it was lost five times"
+
+
+async def test_what_a_stranger_says_from_outside_is_refused_and_audited(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    first, stranger = CommandId("first.1#1"), WorkerId("never-leased")
+    before = await desk.types(execution_id)
+
+    await desk.send(
+        outside(claimed(execution_id, first, stranger)),
+        outside(done(execution_id, first, {"go": False}, stranger)),
+    )
+
+    assert await desk.types(execution_id) == before, "it is pending, and stays so"
+    audit = await desk.pool.fetch("SELECT actor, subject, action FROM noetl.audit")
+    assert [tuple(row) for row in audit] == [(stranger, first, "completion.refused")]
+
+
+async def test_what_the_holder_says_from_outside_counts(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+
+    await desk.send(
+        outside(claimed(execution_id, leased.command_id)),
+        outside(done(execution_id, leased.command_id, {"go": False})),
+    )
+    await desk.send(outside(done(execution_id, leased.command_id, {"go": False})))
+
+    assert (await desk.types(execution_id))[-1] == "execution.completed"
+    assert await desk.pool.fetchval("SELECT count(*) FROM noetl.audit") == 0
+
+
+async def test_a_lost_command_cannot_be_ended_from_outside(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    await desk.pool.execute("DELETE FROM noetl.command")
+
+    await desk.send(outside(done(execution_id, CommandId("first.1#1"), {"go": False})))
+
+    assert "call.done" not in await desk.types(execution_id)
+
+
+async def test_a_lease_that_postgres_lost_does_not_cost_our_worker_its_result(desk: Desk) -> None:
+    execution_id = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    await desk.pool.execute(
+        "UPDATE noetl.command SET status = 'pending', worker_id = NULL, lease_until = NULL"
+    )
+
+    await desk.send(done(execution_id, leased.command_id, {"go": False}))
+
+    assert (await desk.types(execution_id))[-1] == "execution.completed"
+
+
+def outside(message: Claimed | Done) -> Claimed | Done:
+    return msgspec.structs.replace(message, outside=True)
 
 
 async def test_a_failed_loop_says_why_its_first_item_failed(desk: Desk) -> None:

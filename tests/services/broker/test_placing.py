@@ -12,7 +12,7 @@ from noetl_core.process.clock import unix_ms
 from noetl_core.store import command, runtime
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import Registration
-from noetl_core.wire.messages import Expired, Start
+from noetl_core.wire.messages import Start
 from services.broker.desk import Desk, done
 
 HEAD = "apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {name: t}\nworkflow:\n"
@@ -102,9 +102,9 @@ async def test_when_its_time_is_over_anyone_in_the_pool_takes_it(pool: Pool) -> 
 
 async def test_what_its_target_has_lost_is_for_anyone_at_once(pool: Pool) -> None:
     desk = await desk_of(pool)
-    execution_id, _ = await start(desk, AIMED)
+    await start(desk, AIMED)
     (key,) = await lease(pool, W1)
-    await desk.send(Expired(execution_id=execution_id, command_id=key, reason="lease over"))  # type: ignore[arg-type]
+    await desk.lose(key)  # type: ignore[arg-type]
 
     assert await lease(pool, W2) == ["a.1#2"]
 
@@ -169,7 +169,7 @@ async def test_a_result_that_comes_after_its_lease_was_given_up_is_refused(pool:
     desk = await desk_of(pool)
     execution_id, _ = await start(desk, AIMED)
     (late,) = await lease(pool, W1)
-    await desk.send(Expired(execution_id=execution_id, command_id=late, reason="lease over"))  # type: ignore[arg-type]
+    await desk.lose(late)  # type: ignore[arg-type]
     (again,) = await lease(pool, W2)
     await desk.send(done(execution_id, again, 2, W2))  # type: ignore[arg-type]
     recorded = await desk.types(execution_id)

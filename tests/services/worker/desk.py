@@ -213,3 +213,10 @@ async def eventually(holds: Callable[[], object], *, seconds: float = WAIT_SECON
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what it waits for is in another process
             await asyncio.sleep(0.005)
+
+
+async def until(pool: Pool, question: str) -> None:
+    """Wait until Postgres says yes."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not await pool.fetchval(question):  # noqa: ASYNC110 - Postgres does not call us
+            await asyncio.sleep(0.02)

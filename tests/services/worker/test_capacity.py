@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
+from noetl_core.process.membership import NameTakenError
 from noetl_core.store.postgres import Pool
 from services.worker.desk import config, working
 
@@ -43,6 +45,31 @@ async def test_every_heartbeat_says_how_much_is_in_use(
     assert found["tools"]["python"] == {"slots": 3, "free": 3}
     assert found["tools"]["http"] == {"slots": 5, "free": 5}
     assert found["pid"] > 0
+
+
+async def test_a_worker_says_from_its_first_moment_how_often_it_will_be_heard_of(
+    database: str, nats_url: str, pool: Pool
+) -> None:
+    async with working(config(database, nats_url, worker_heartbeat_interval=30)):
+        said_at_once = await pool.fetchval(
+            "SELECT runtime->'heartbeat_interval_seconds' FROM noetl.runtime WHERE kind = 'worker'"
+        )
+
+    assert float(said_at_once) == 30
+
+
+async def test_two_names_of_one_worker_id_are_one_name(
+    database: str, nats_url: str, pool: Pool
+) -> None:
+    first = config(database, nats_url, instance="node.7", worker_heartbeat_interval=0.05)
+    second = config(database, nats_url, instance="node-7", worker_heartbeat_interval=0.05)
+
+    async def both() -> None:
+        async with working(first) as service, working(second), asyncio.timeout(5):
+            await service.wait_for_death()
+
+    with pytest.raises(NameTakenError, match="another worker runs under the name 'node-7'"):
+        await both()
 
 
 async def test_a_worker_registers_its_pool_and_its_labels(

@@ -1,6 +1,7 @@
 """Which commands a worker takes: of its pools, for its labels, while its tools have a slot."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -184,3 +185,22 @@ def test_pools_and_labels_that_nothing_could_match_stop_the_worker(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_config(config("dsn", "url", **fields))
+
+
+async def test_a_worker_that_stops_leaves_what_was_meant_for_it_to_others_at_once(
+    database: str, pool: Pool, nats_url: str
+) -> None:
+    catalog_id = await register(pool, STEPS)
+    busy = config(database, nats_url, instance="a", worker_slots=1, drain_seconds=2.0)
+    other = config(database, nats_url, instance="b")
+    async with listening(nats_url, pool) as ear, working(other):
+        async with working(busy):
+            slow = await issue(pool, catalog_id, "slow", target_worker="a", target_seconds=60)
+            await eventually(lambda: ear.claims)
+            meant = await issue(pool, catalog_id, "a", target_worker="a", target_seconds=60)
+        left_at = time.monotonic()
+        end = await ear.end_of(meant)
+
+        assert (await ear.end_of(slow)).worker_id == "a"
+        assert end.worker_id == "b"
+        assert time.monotonic() - left_at < 5, "not after the minute that was its own"

@@ -48,7 +48,12 @@ def _message(report: http.EventReport, place: str) -> Claimed | Done | Failed:
     value = None if report.result is None else stored(report.result, field=f"{place}.result")
     match current_name(report.event_type):
         case "command.claimed":
-            return Claimed(execution_id=execution_id, command_id=command_id, worker_id=worker_id)
+            return Claimed(
+                execution_id=execution_id,
+                command_id=command_id,
+                worker_id=worker_id,
+                outside=True,
+            )
         case "call.done" | "loop.shard.done":
             return Done(
                 execution_id=execution_id,
@@ -58,6 +63,7 @@ def _message(report: http.EventReport, place: str) -> Claimed | Done | Failed:
                 context=report.context,
                 ctx=report.ctx,
                 duration_ms=report.duration_ms,
+                outside=True,
             )
         case "call.error" | "loop.shard.failed":
             return Failed(
@@ -69,6 +75,7 @@ def _message(report: http.EventReport, place: str) -> Claimed | Done | Failed:
                 context=report.context,
                 ctx=report.ctx,
                 duration_ms=report.duration_ms,
+                outside=True,
             )
         case _:
             detail = (

@@ -15,6 +15,7 @@ from noetl_core.domain.ctx import as_recorded, compose
 from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
+    Again,
     AnyFact,
     CallDone,
     CallFailed,
@@ -32,7 +33,7 @@ from noetl_core.domain.ids import (
     EpochId,
     EventId,
 )
-from noetl_core.domain.retry import after_loss
+from noetl_core.domain.retry import after_given_back, after_loss
 from noetl_core.domain.state import ExecutionState
 from noetl_core.wire import messages
 from noetl_core.wire.messages import (
@@ -85,7 +86,13 @@ def accept(  # noqa: C901, PLR0911, PLR0912 - one case a message
         case Done() | Failed():
             return _ended(state, message, event_id)
         case Expired():
-            return expire(state, message.command_id, message.reason, attempts_max=attempts_max)
+            return expire(
+                state,
+                message.command_id,
+                message.reason,
+                attempts_max=attempts_max,
+                given_back=message.given_back,
+            )
         case Start():
             return _started(state, message, event_id)
         case messages.Parked():
@@ -130,12 +137,16 @@ def expire(
     reason: str,
     *,
     attempts_max: int = COMMAND_ATTEMPTS_MAX,
+    given_back: bool = False,
 ) -> CommandExpired | None:
     command = state.commands.get(command_id)
     if command is None or command.parked is not None:
         return None
-    losses = command.attempt - command.failures
-    again = None if losses >= attempts_max else after_loss(command)
+    again: Again | None = None
+    if given_back:
+        again = after_given_back(command)
+    elif command.losses < attempts_max:
+        again = after_loss(command)
     return CommandExpired(
         step=command.step,
         visit=command.visit,

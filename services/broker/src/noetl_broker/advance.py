@@ -17,6 +17,7 @@ ends the process: no execution is to blame for it, so none is ended.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeGuard
 
 import asyncpg
 import msgspec
@@ -45,7 +46,7 @@ from noetl_core.domain.events import (
     ExecutionFailed,
 )
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId
+from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId, WorkerId
 from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
@@ -53,10 +54,12 @@ from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, Refusal
 from noetl_core.store.postgres import Connection, Pool, is_schema_wrong
 from noetl_core.wire.messages import (
     Barrier,
+    Claimed,
     Done,
     Due,
     Expired,
     Failed,
+    Message,
     Parked,
     Partial,
     Reconcile,
@@ -202,6 +205,7 @@ class Broker:
             if t.execution_id is not None and (reload or not isinstance(t.message, Start))
         }
         turn.poisoned |= await self.states.load(turn.conn, known_before)
+        taken = await self._without_outdated(turn, await self._without_strangers(turn, taken))
         if reload:
             taken = await self._without_refused(turn, taken)
         for one in taken:
@@ -306,6 +310,50 @@ class Broker:
             if fact is not None:
                 await self._recorder.record(turn, shard, live, fact)
 
+    async def _without_outdated(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
+        """What the reaper saw may be over: a worker that was cut off has renewed its leases when it
+        is back, and its commands go on. Those that it gave back itself do not count as lost."""
+        keys = [_key(t.message) for t in taken if isinstance(t.message, Expired)]
+        if not keys:
+            return taken
+        standings = await batches.standings(turn.conn, keys)
+        kept: list[Taken] = []
+        for t in taken:
+            message = t.message
+            if isinstance(message, Expired):
+                standing = standings.get(_key(message))
+                if standing is not None and not standing.is_over:
+                    log.info("report.outdated", command_id=message.command_id)
+                    continue
+                if standing is not None and standing.given_back_by is not None:
+                    t = t._replace(message=_given_back(message, standing.given_back_by))  # noqa: PLW2901
+            kept.append(t)
+        return kept
+
+    async def _without_strangers(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
+        """What came in by the HTTP API counts only from the worker that holds the command.
+
+        With our own workers we are lenient: a command that nobody holds may be one whose lease was
+        lost when Postgres crashed, and its result is as good as any.
+        """
+        said = [t.message for t in taken if _is_outside(t.message)]
+        if not said:
+            return taken
+        holders = await batches.holders(turn.conn, [_key(message) for message in said])
+        strange: set[int] = set()
+        for message in said:
+            key = _key(message)
+            if holders.get(key) == message.worker_id:
+                continue
+            strange.add(id(message))
+            if isinstance(message, Claimed):
+                continue
+            if key in holders:
+                turn.batch.refusals.append(RefusalRow(message.worker_id, *key))
+            else:
+                turn.unheeded.append(message)
+        return [t for t in taken if id(t.message) not in strange]
+
     async def _without_refused(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
         """A completion counts only from the worker that holds the lease."""
         ends = [t for t in taken if isinstance(t.message, Done | Failed | Parked)]
@@ -328,6 +376,8 @@ class Broker:
     ) -> None:
         """Keep the letters for a person to look at, and end the execution with the reason."""
         own = [t for t in taken if t.execution_id == execution_id]
+        if not own:
+            return  # what it had to say was outdated: nothing is lost with it
         shard = own[0].shard_id
         turn.batch.forget(execution_id)
         body = encode_messages([t.message for t in own])
@@ -381,6 +431,19 @@ class Broker:
 
 def _is_no_letters_fault(error: Exception) -> bool:
     return is_transient(error) or is_schema_wrong(error)
+
+
+def _key(message: Claimed | Done | Failed | Expired) -> tuple[ExecutionId, CommandId]:
+    return message.execution_id, message.command_id
+
+
+def _is_outside(message: Message) -> TypeGuard[Claimed | Done | Failed]:
+    return isinstance(message, Claimed | Done | Failed) and message.outside
+
+
+def _given_back(message: Expired, worker_id: WorkerId) -> Expired:
+    reason = f"worker {worker_id} has given it back"
+    return msgspec.structs.replace(message, given_back=True, reason=reason)
 
 
 def _set_aside(turn: Turn, shard: ShardId, execution_id: ExecutionId, fact: AnyFact) -> None:

@@ -18,7 +18,7 @@ from noetl_broker.states import States
 from noetl_broker.tracing import TELL_SECONDS, StepSpans
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.bus.connection import Bus, open_bus
-from noetl_core.bus.consume import open_consumer
+from noetl_core.bus.consume import ShardConsumer, open_consumer
 from noetl_core.domain.ids import EpochId, ShardId
 from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.ownership import ShardOwner
@@ -81,13 +81,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     workers = WorkerWatch(pool)
     results = await service.open(open_results(config))
     broker = _broker(config, pool, results, states, owner, member, workers)
-    intake = Intake(
-        pool,
-        consumer.queue,
-        held=owner.held,
-        batch_size=config.broker_batch_size,
-        inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
-    )
+    intake = _intake(config, pool, bus, consumer, owner)
     pump = Pump(
         broker,
         intake,
@@ -137,6 +131,18 @@ def _broker(
         mint=member.mint,
         workers=lambda: workers.seen,
         attempts_max=config.command_attempts_max,
+    )
+
+
+def _intake(
+    config: BrokerConfig, pool: Pool, bus: Bus, consumer: ShardConsumer, owner: ShardOwner
+) -> Intake:
+    return Intake(
+        pool,
+        consumer.queue,
+        held=owner.held,
+        batch_size=config.broker_batch_size,
+        inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
     )
 
 

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from noetl_core.bus.connection import Bus
+from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import ShardId, WorkerId
 from noetl_core.process.complaint import Complaint
 from noetl_core.store import inbox
@@ -28,6 +29,7 @@ from noetl_core.wire.messages import BODY_BYTES_MAX, Claimed, Done, Failed, Park
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_worker.held import Finished, Held, HeldCommand
 from noetl_worker.metrics import TALLY
+from noetl_worker.safe_errors import as_text
 
 CLAIM_WAIT_SECONDS = 0.02
 FLUSHES_MAX = 4
@@ -72,7 +74,7 @@ class Outbox:
             self._timer = loop.call_later(CLAIM_WAIT_SECONDS, self._send)
 
     def finish(self, leased: Leased, message: Done | Failed | Parked) -> None:
-        body = _encode(message)
+        message, body = _packed(message)
         follows_chunks = isinstance(message, Done) and message.chunks > 0
         finished = Finished(leased.shard_id, msgspec.Raw(body), len(body), follows_chunks)
         self._held.finish(leased.key, finished)
@@ -132,6 +134,14 @@ class Outbox:
             await asyncio.gather(*(self._send_one(shard, batch) for shard, batch in bodies))
 
     async def _send_one(self, shard: ShardId, batch: list[_Note]) -> None:
+        try:
+            await self._bring(shard, batch)
+        except Exception:
+            # Nobody waits for this task. The ends in it are said again as long as their rows are
+            # there, so a bug here costs a heartbeat and must be heard of.
+            log.exception("emit.failed", shard_id=shard, messages=len(batch))
+
+    async def _bring(self, shard: ShardId, batch: list[_Note]) -> None:
         body = _encode([note.body for note in batch])
         by_inbox = len(body) > BODY_BYTES_MAX or any(note.follows_chunks for note in batch)
         if by_inbox or not await self._bus.publish(event_batch(shard), body):
@@ -152,6 +162,23 @@ class Outbox:
         self._complaint.recovered()
         TALLY.inbox_batches += 1
         await self._bus.wake(inbox_wake(shard))
+
+
+def _packed(message: Done | Failed | Parked) -> tuple[Done | Failed | Parked, bytes]:
+    """The message in bytes. One that no message can hold becomes one that says so: a command whose
+    end cannot be said would be ours for ever."""
+    try:
+        return message, _encode(message)
+    except Exception as error:
+        log.exception("emit.not_packed", command_id=message.command_id)
+        text = f"the end of the command cannot be sent: {type(error).__name__}: {error}"
+        failed = Failed(
+            execution_id=message.execution_id,
+            command_id=message.command_id,
+            worker_id=message.worker_id,
+            error=ToolError(kind="internal", message=as_text(text)),
+        )
+        return failed, _encode(failed)
 
 
 def _note(finished: Finished, ends: CommandKey) -> _Note:

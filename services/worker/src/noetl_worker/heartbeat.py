@@ -3,13 +3,23 @@
 A worker whose loop is busy, or whose tool blocks it, must not lose its leases: so the heartbeat has
 its own thread, its own loop and its own connection. One statement per interval covers everything
 that runs and everything that is finished and not confirmed.
+
+It also gives back what is ours without our knowing: a lease whose answer was lost would be held by
+nobody until it runs out. What it may give back was leased before a look of ours that was over when
+the last lease began of which we know what it gave. Leases are asked for one after the other, so
+nothing of that can be on its way to us any more:
+
+    lease ──✗ lost      look (its time, by the database)      lease ──> known      give back
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import NamedTuple
 
 import structlog
 import uvloop
@@ -20,6 +30,7 @@ from noetl_core.process.resilience import backoff_seconds
 from noetl_core.store import command
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import Pool, is_postgres_away, open_pool
+from noetl_worker.held import Held
 
 JOIN_SECONDS_MAX = 5.0
 EARLY_SECONDS_MIN = 0.25
@@ -27,25 +38,36 @@ EARLY_SECONDS_MIN = 0.25
 
 log = structlog.get_logger()
 
+
+class Look(NamedTuple):
+    """A look at the queue: when by the clock of the database, and when it was over by ours."""
+
+    at: datetime
+    over_at: float
+
+
 Judge = Callable[[list[CommandKey], set[CommandKey], float], None]
 
 
 class Heartbeat:
-    """`keys` is read on the heartbeat's thread; `judge` is called on the worker's loop."""
+    """`held` is read on the heartbeat's thread; `judge` is called on the worker's loop."""
 
     def __init__(
         self,
         dsn: str,
         worker_id: WorkerId,
         *,
-        keys: Callable[[], list[CommandKey]],
+        held: Held,
         judge: Judge,
         heartbeat_seconds: float,
         lease_seconds: float,
     ) -> None:
+        self.settled_at: Callable[[], float] = _never
+        """When the last lease was asked for of which we know what it gave, by our clock."""
+        self._look: Look | None = None
         self._dsn = dsn
         self._worker_id = worker_id
-        self._keys = keys
+        self._held = held
         self._judge = judge
         self._heartbeat_seconds = heartbeat_seconds
         self._lease_seconds = lease_seconds
@@ -97,12 +119,16 @@ class Heartbeat:
                 # What runs goes on: the leases last a while, and nobody takes it from us before.
                 if self._complaint.failed():
                     failures = self._complaint.failures
-                    log.warning("heartbeat.delayed", failures=failures, error=str(error))
+                    log.warning("heartbeat.delayed", failures=failures, error=repr(error))
                 await self._wait(backoff_seconds(self._complaint.failures))
 
     async def _beat_while_connected(self) -> None:
         async with open_pool(
-            self._dsn, role="noetl_worker", size_max=1, synchronous_commit="off"
+            self._dsn,
+            role="noetl_worker",
+            size_max=1,
+            command_seconds=self._patience_seconds,
+            synchronous_commit="off",
         ) as pool:
             while not self._is_stopping:
                 await self._beat(pool)
@@ -110,15 +136,39 @@ class Heartbeat:
                     log.info("heartbeat.recovered", failures=failures)
                 await self._wait(self._heartbeat_seconds)
 
+    @property
+    def _patience_seconds(self) -> float:
+        """How long a heartbeat may be without an answer. One that is never answered costs twice
+        that, after an interval; then there must be time for another, on a new connection."""
+        return (self._lease_seconds - self._heartbeat_seconds) / 4
+
     async def _beat(self, pool: Pool) -> None:
         self._is_asked = False
         asked_at = time.monotonic()
-        keys = self._keys()
+        keys = self._held.keys()
         if keys:
             still_there = await command.heartbeat(
                 pool, self._worker_id, keys, lease_seconds=self._lease_seconds
             )
             self._worker_loop.call_soon_threadsafe(self._judge, keys, still_there, asked_at)
+        await self._give_back_strays(pool)
+
+    async def _give_back_strays(self, pool: Pool) -> None:
+        # In this order: what the settled leases gave is among the keys.
+        settled_at, known = self.settled_at(), self._held.known_keys()
+        look = self._look
+        is_settled = look is not None and look.over_at <= settled_at
+        found = await command.give_back_strays(
+            pool,
+            self._worker_id,
+            known,
+            leased_before=look.at if look is not None and is_settled else None,
+            lease_seconds=self._lease_seconds,
+        )
+        if found.given_back:
+            log.warning("strays.given_back", count=found.given_back)
+        if look is None or is_settled:
+            self._look = Look(found.looked_at, time.monotonic())
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -129,12 +179,16 @@ class Heartbeat:
         self._wake.clear()
 
 
+def _never() -> float:
+    return -math.inf
+
+
 @asynccontextmanager
 async def beating(
     dsn: str,
     worker_id: WorkerId,
     *,
-    keys: Callable[[], list[CommandKey]],
+    held: Held,
     judge: Judge,
     heartbeat_seconds: float,
     lease_seconds: float,
@@ -142,7 +196,7 @@ async def beating(
     heartbeat = Heartbeat(
         dsn,
         worker_id,
-        keys=keys,
+        held=held,
         judge=judge,
         heartbeat_seconds=heartbeat_seconds,
         lease_seconds=lease_seconds,

@@ -8,6 +8,9 @@ acknowledges before it writes to disk.
                        │                          └─> row still there: publish again
                        └─> row gone: stop it
 
+It is published again whether or not the first time came to its end: whatever went wrong with that,
+the row that is still there says so.
+
 A command that is parked is finished here like any other: the broker removes its row when it records
 what the command waits for, and until then we say it again. Nobody waits in this process.
 
@@ -49,13 +52,14 @@ class Finished(NamedTuple):
 
 
 class HeldCommand:
-    __slots__ = ("finished", "leased", "patience", "published_at", "task")
+    __slots__ = ("finished", "leased", "patience", "said_at", "task")
 
     def __init__(self, leased: Leased, task: "asyncio.Task[None]") -> None:
         self.leased = leased
         self.task = task
         self.finished: Finished | None = None
-        self.published_at = 0.0
+        self.said_at = 0.0
+        """When its end was published last, or was to be."""
         self.patience = REPUBLISH_SECONDS_MIN
 
 
@@ -70,6 +74,7 @@ class Verdict(NamedTuple):
 class Held:
     def __init__(self) -> None:
         self._commands: dict[CommandKey, HeldCommand] = {}
+        self._abandoned: set[CommandKey] = set()
         self.running = 0
         self.unconfirmed = 0
         self.unconfirmed_bytes = 0
@@ -82,7 +87,8 @@ class Held:
         self.running += 1
 
     def finish(self, key: CommandKey, finished: Finished) -> None:
-        self._commands[key].finished = finished
+        command = self._commands[key]
+        command.finished, command.said_at = finished, time.monotonic()
         self.running -= 1
         self.unconfirmed += 1
         self.unconfirmed_bytes += finished.size
@@ -93,16 +99,25 @@ class Held:
         if command is not None and command.finished is None:
             self.running -= 1
 
+    def abandon(self, key: CommandKey) -> None:
+        """Its task died, by a bug: the lease shall run out, and count as a loss."""
+        self.drop(key)
+        self._abandoned.add(key)
+
     def publish(self, keys: Iterable[CommandKey]) -> None:
         now = time.monotonic()
         for key in keys:
             command = self._commands.get(key)
             if command is not None:
-                command.published_at = now
+                command.said_at = now
 
     def keys(self) -> list[CommandKey]:
         """Safe to call from the heartbeat's thread: one step of the interpreter."""
         return list(self._commands)
+
+    def known_keys(self) -> list[CommandKey]:
+        """What is leased to us with our knowing. Safe to call from the heartbeat's thread."""
+        return [*list(self._commands), *list(self._abandoned)]
 
     def running_commands(self) -> list[HeldCommand]:
         return [command for command in self._commands.values() if command.finished is None]
@@ -146,12 +161,10 @@ class Held:
 
 
 def _is_overdue(command: HeldCommand, asked_at: float) -> bool:
-    """Published long enough before we looked. Each time we wait twice as long: a broker that is
+    """Said long enough before we looked. Each time we wait twice as long: a broker that is
     behind is not helped by more messages.
     """
-    if command.finished is None or not command.published_at:
-        return False
-    if asked_at - command.published_at < command.patience:
+    if command.finished is None or asked_at - command.said_at < command.patience:
         return False
     command.patience = min(REPUBLISH_SECONDS_MAX, command.patience * 2)
     return True

@@ -9,6 +9,8 @@ wake-up costs at most the poll.
 """
 
 import asyncio
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -60,6 +62,8 @@ class Leaser:
         self._burst = BURST_MIN
         self.wake = asyncio.Event()
         self._announced: Counter[str] = Counter()
+        self.settled_at = -math.inf
+        """When the last lease was asked for of which we know what it gave."""
         self._is_hungry = False
         self._is_unsure = False
         self._timer: asyncio.Handle | None = None
@@ -102,12 +106,14 @@ class Leaser:
         full = self._tool_slots.full()
         limit = min(free, self._next_burst(), self._tool_slots.most_at_once() or free)
         announced, self._announced = self._announced, Counter()
+        asked_at = time.monotonic()
         leased = await self._lease(limit, self._offers - full if full else self._offers)
         # The next look begins with another pool: none of ours starves behind a busy one.
         self._pools.rotate(-1)
         for each in leased:
             self._work.begin(each)
             announced[each.pool] -= 1
+        self.settled_at = asked_at
         TALLY.leased += len(leased)
         is_filled = len(leased) == limit
         # What the tool of a command has no slot for may be all that is there.

@@ -12,7 +12,7 @@ from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import WorkerId, worker_id_of
 from noetl_core.domain.workers import TOOL_SLOTS_LABEL, offers_of
-from noetl_core.process.membership import join_runtime
+from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.secrets import load_keyring
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.process.stores import open_results
@@ -67,18 +67,8 @@ async def start(service: Service[WorkerConfig]) -> None:
     tools = await service.open(closing(with_plugins(built_in)))
     limits = read_tool_slots(config.worker_tool_slots, tools.kinds)
     tool_slots = ToolSlots(limits)
-    member = await service.open(
-        join_runtime(
-            service,
-            pool,
-            kind="worker",
-            capacity=config.worker_slots,
-            labels=labels_of(config) | _limit_label(limits),
-            capabilities=tools.kinds,
-            heartbeat_seconds=config.worker_heartbeat_interval,
-        )
-    )
-    worker_id = worker_id_of(member.name)
+    member = await service.open(_member(service, pool, tools, limits))
+    worker_id = WorkerId(member.name)
     await command.give_up_all(pool, worker_id)
     cache_bytes = config.result_cache_mb * 1024 * 1024
     results = await service.open(open_results(config, cache_bytes=cache_bytes))
@@ -100,7 +90,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         beating(
             config.postgres_dsn,
             worker_id,
-            keys=held.keys,
+            held=held,
             judge=work.judge,
             heartbeat_seconds=config.heartbeat_seconds,
             lease_seconds=config.lease_seconds,
@@ -118,13 +108,45 @@ async def start(service: Service[WorkerConfig]) -> None:
         poll_away_seconds=config.poll_away_seconds,
         work=work,
     )
+    heartbeat.settled_at = lambda: leaser.settled_at
     work.on_slot_freed = leaser.slot_freed
     work.on_confirmation_wanted = heartbeat.beat_now
     TALLY.held = held
     service.background(heartbeat.wait_for_death, name="heartbeat")
-    service.on_stop(lambda: work.drain(pool, worker_id, seconds=config.drain_seconds))
+    _on_stop(service, pool, member, worker_id, work)
     await leaser.listen()
     service.every(config.poll_seconds, leaser.turn, wake=leaser.wake, name="lease")
+
+
+def _member(
+    service: Service[WorkerConfig], pool: Pool, tools: Registry, limits: Mapping[str, int]
+) -> AbstractAsyncContextManager[Member]:
+    config = service.config
+    return join_runtime(
+        service,
+        pool,
+        kind="worker",
+        # Under the id that its leases bear: two names of one id would share their commands.
+        name=worker_id_of(config.instance),
+        capacity=config.worker_slots,
+        labels=labels_of(config) | _limit_label(limits),
+        capabilities=tools.kinds,
+        heartbeat_seconds=config.worker_heartbeat_interval,
+    )
+
+
+def _on_stop(
+    service: Service[WorkerConfig], pool: Pool, member: Member, worker_id: WorkerId, work: Work
+) -> None:
+    async def goodbye() -> None:
+        # First of all: brokers shall mean nobody who is about to go. They look every two seconds.
+        await member.leave()
+        await command.leave_to_others(pool, worker_id)
+
+    # The last one first.
+    service.on_stop(lambda: command.leave_to_others(pool, worker_id))
+    service.on_stop(lambda: work.drain(pool, worker_id, seconds=service.config.drain_seconds))
+    service.on_stop(goodbye)
 
 
 def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:

@@ -21,7 +21,7 @@ from noetl_core.domain.result_view import error_view, plain, view_of
 from noetl_core.domain.scope import EMPTY, Scope, StepViews, iterator_names, workload_of
 from noetl_core.domain.template import is_true, render
 from noetl_worker.plan import Rendering, StepPlan, TaskPlan
-from noetl_worker.tools.tool import Credential, idempotency_key
+from noetl_worker.tools.tool import Credential, ToolFailedError, idempotency_key
 
 _OK = Envelope(status="ok")
 _FAILED = Envelope(status="error")
@@ -210,7 +210,7 @@ class Names:
                 merge_ctx(self._iterator, {path: value})
             else:
                 # What we go on with is what the log will hold, to the last character.
-                patch = {path: as_recorded(value)}
+                patch = {path: _recorded(value, key)}
                 merge_ctx(self._ctx, patch)
                 self.ctx_patch = compose(self.ctx_patch, patch)
 
@@ -295,6 +295,14 @@ def _iterator(plan: StepPlan, brief: Brief, element: Any) -> dict[str, Any]:
 def _parent(brief: Brief) -> dict[str, Any]:
     """The iteration in which another playbook has called this one."""
     return {"parent": brief.iter_parent} if brief.iter_parent else {}
+
+
+def _recorded(value: Any, key: str) -> Any:
+    try:
+        return as_recorded(value)
+    except (TypeError, ValueError) as error:
+        message = f"`set` of {key} gives what is no plain data: {error}"
+        raise ToolFailedError(ToolError(kind="parse", code="NOT_JSON", message=message)) from error
 
 
 def _now() -> str:

@@ -47,6 +47,7 @@ from noetl_worker.patience import patiently
 from noetl_worker.persist import persist, persist_chunk, persist_parked, store_problem
 from noetl_worker.pipeline import Ended, Pipeline
 from noetl_worker.plan import Plans, StepPlan, TaskPlan
+from noetl_worker.safe_errors import as_text
 from noetl_worker.tool_slots import ToolSlots
 from noetl_worker.tools.registry import Registry
 from noetl_worker.tools.tool import ToolCall, ToolFailedError, ToolParked, ToolResult
@@ -114,14 +115,24 @@ class Performer:
         except RejectedError as error:
             kind = "not_found" if isinstance(error, NotFoundError) else "playbook_invalid"
             return self._failed(leased, ToolError(kind=kind, message=str(error)), started)
-        except Exception as error:
-            # A bug of ours or of a plugin. One command must not stop the others.
-            log.exception(
-                "command.broken", execution_id=leased.execution_id, command_id=leased.command_id
-            )
-            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            message = f"{type(cause).__name__}: {cause}"
-            return self._failed(leased, ToolError(kind="internal", message=message[:500]), started)
+        except Exception as error:  # noqa: BLE001 - it is told, here and to the broker
+            return self.broken(leased, error, started)
+
+    def broken(self, leased: Leased, error: Exception, started: float | None = None) -> Failed:
+        """A bug of ours or of a plugin. One command must not stop the others."""
+        log.error(
+            "command.broken",
+            execution_id=leased.execution_id,
+            command_id=leased.command_id,
+            exc_info=error,
+        )
+        cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        message = as_text(f"{type(cause).__name__}: {cause}"[:500])
+        return self._failed(
+            leased,
+            ToolError(kind="internal", message=message),
+            time.perf_counter() if started is None else started,
+        )
 
     async def _perform(self, leased: Leased, started: float) -> Done | Failed | Parked:
         brief = decode_brief(leased.payload)

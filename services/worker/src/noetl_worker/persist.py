@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from noetl_core.blob import ReferenceNotAvailableError, ResultStore, ResultTooLargeError
-from noetl_core.domain.ctx import RECORDED_BYTES_MAX
+from noetl_core.domain.ctx import RECORDED_BYTES_MAX, fits_a_message
 from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import WorkerId
@@ -194,7 +194,8 @@ def _iteration(plan: StepPlan, names: Names) -> dict[str, Any]:
     if plan.step.loop is None:
         return {}
     for large in (plan.step.loop.iterator, "parent"):
-        if len(msgspec.json.encode(iteration)) <= ITERATOR_BYTES_MAX:
+        encoded = msgspec.json.encode(iteration)
+        if len(encoded) <= ITERATOR_BYTES_MAX and fits_a_message(iteration, encoded):
             break
         iteration.pop(large, None)
     return iteration
@@ -255,8 +256,9 @@ def pushed_values(document: Any, paths: Iterable[str]) -> dict[str, Any]:
             continue
         encoded = msgspec.json.encode(value)
         size = len(encoded) + len(path) + 4
-        # Postgres has no NUL in text; a value with one stays behind its reference.
-        if size <= room and b"\\u0000" not in encoded:
+        # Postgres has no NUL in text, and a message no number beyond 64 bits: a value with one
+        # stays behind its reference.
+        if size <= room and b"\\u0000" not in encoded and fits_a_message(value, encoded):
             values[path] = value
             room -= size
     return values

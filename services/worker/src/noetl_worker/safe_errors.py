@@ -25,6 +25,14 @@ def safe_error(error: ToolError, secrets: Collection[str]) -> ToolError:
     )
 
 
+def as_text(text: str) -> str:
+    """Text that can be sent and recorded: half a character (a lone surrogate) can neither, and
+    Postgres has no NUL. One in an error would keep the error from being heard of."""
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return text.replace("\x00", "")
+
+
 def without(secrets: Collection[str], value: Any) -> Any:
     """Plain data with every secret in its texts blotted out."""
     return _safe(value, [secret for secret in secrets if len(secret) >= SECRET_CHARS_MIN])
@@ -32,8 +40,7 @@ def without(secrets: Collection[str], value: Any) -> Any:
 
 def _safe(value: Any, hidden: list[str]) -> Any:
     if isinstance(value, str):
-        # Postgres has no NUL in text: one in an error would keep the error from being recorded.
-        text = value.replace("\x00", "")
+        text = as_text(value)
         for secret in hidden:
             text = text.replace(secret, _HIDDEN)
         return text
@@ -41,7 +48,13 @@ def _safe(value: Any, hidden: list[str]) -> Any:
         return {str(key): _safe(item, hidden) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_safe(item, hidden) for item in value]
-    return value
+    # A number that no message can hold is worth more as text than the error without it.
+    return str(value) if isinstance(value, int) and not is_number(value) else value
+
+
+def is_number(value: int) -> bool:
+    """Whether a message can hold it; JSON alone could."""
+    return -(2**63) <= value < 2**64
 
 
 def _bounded(details: dict[str, Any]) -> dict[str, Any]:

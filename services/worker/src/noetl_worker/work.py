@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -55,6 +56,7 @@ class Work:
         self._tool_slots.take(leased.requires)
         task = asyncio.create_task(self._run(leased), name=leased.command_id)
         self._held.add(leased, task)
+        task.add_done_callback(partial(self._ended, leased.key))
         self._outbox.claim(leased)
 
     async def _run(self, leased: Leased) -> None:
@@ -63,6 +65,8 @@ class Work:
         except asyncio.CancelledError:
             self._held.drop(leased.key)
             raise
+        except Exception as error:  # noqa: BLE001 - it is told, here and to the broker
+            message = self._performer.broken(leased, error)
         finally:
             self._tool_slots.give_back(leased.requires)
             self.on_slot_freed()
@@ -76,6 +80,14 @@ class Work:
             )
         if self._held.wants_confirmation:
             self.on_confirmation_wanted()
+
+    def _ended(self, key: CommandKey, task: asyncio.Task[None]) -> None:
+        """A task that died said nothing of its command. We let go of it: its lease runs out, and
+        somebody else has the next attempt."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._held.abandon(key)
+            log.error("command.died", command_id=key[1], exc_info=error)
 
     def judge(self, asked: list[CommandKey], still_there: set[CommandKey], asked_at: float) -> None:
         """What a heartbeat found: stop what is no longer ours, repeat what was not recorded."""
@@ -93,7 +105,7 @@ class Work:
             self.on_slot_freed()
 
     async def drain(self, pool: Pool, worker_id: WorkerId, *, seconds: float) -> None:
-        """Let what runs come to its end, send everything, and give up what is left."""
+        """Let what runs come to its end, send everything, and give back what is left."""
         tasks = [running.task for running in self._held.running_commands()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -103,8 +115,8 @@ class Work:
         await self._outbox.flush()
         if left:
             # The next attempt starts when the reaper sees this, not when the lease runs out.
-            await command.give_up(pool, worker_id, [running.leased.key for running in left])
-            log.info("commands.given_up", count=len(left))
+            await command.give_back(pool, worker_id, [running.leased.key for running in left])
+            log.info("commands.given_back", count=len(left))
 
 
 def _nothing() -> None:

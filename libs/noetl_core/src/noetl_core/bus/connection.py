@@ -93,7 +93,7 @@ class Bus:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS_MAX):
                 return await self._publish(subject, body)
-        except NATS_ERRORS as error:
+        except (*NATS_ERRORS, msgspec.MsgspecError) as error:
             log.debug("bus.publish_failed", subject=subject, error=repr(error))
             return False
 

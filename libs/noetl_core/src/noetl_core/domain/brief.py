@@ -117,7 +117,7 @@ def _element(
         return Element(index=index, total=0, loop_id=loop.loop_id, part=0, offset=0)
     part, offset = divmod(index, loop.part_size)
     value = element_of(loop, index, known)
-    is_inline = len(_encoder.encode(value)) <= ELEMENT_BYTES_MAX
+    is_inline = _is_small(value)
     return Element(
         index=index,
         total=loop.base_done + loop.total,
@@ -127,6 +127,13 @@ def _element(
         is_inline=is_inline,
         value=value if is_inline else None,
     )
+
+
+def _is_small(value: Any) -> bool:
+    try:
+        return len(_encoder.encode(value)) <= ELEMENT_BYTES_MAX
+    except OverflowError:  # a number beyond 64 bits: its part can hold it, a brief cannot
+        return False
 
 
 _encoder = msgspec.msgpack.Encoder()

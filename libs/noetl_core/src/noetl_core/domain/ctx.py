@@ -15,6 +15,7 @@ RECORDED_BYTES_MAX = 64 * 1024
 """What a `set`, an arc's input or the next call may give: it is copied into events and commands, so
 payloads stay out."""
 
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 _REPLACEMENT = rb"\1\\ufffd"
 
@@ -50,9 +51,23 @@ def compose(patch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 def as_recorded(value: Any) -> Any:
     """The value as it will be read back from the log: JSON, and no character that Postgres refuses.
 
-    Raises TypeError or ValueError for what JSON cannot say.
+    Raises TypeError or ValueError for what JSON cannot say, and for a number that JSON alone can:
+    what is recorded goes into commands and messages later.
     """
     body = msgspec.json.encode(value)
+    if not fits_a_message(value, body):
+        raise ValueError("a number in it is beyond 64 bits: make it text, or a float")
     if b"\\u0000" in body:
         body = _NUL.sub(_REPLACEMENT, body)
     return msgspec.json.decode(body)
+
+
+def fits_a_message(value: Any, body: bytes) -> bool:
+    """Whether a message can hold what JSON can. `body` is the value in JSON."""
+    if not _LONG_NUMBER.search(body):
+        return True
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return False
+    return True

@@ -35,6 +35,8 @@ class Again(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     page: int = 1
     failures: int = 0
     """How often this page has failed so far. A lost attempt is not a failure."""
+    given_back: int = 0
+    """How often a worker has given it back, because it stopped: neither a failure nor a loss."""
     delay_s: float = 0.0
     call: dict[str, Any] = {}
     """What is laid over the fields of the tool: the rendered `next_call` of a page."""
@@ -111,6 +113,7 @@ class CommandIssued(Fact, frozen=True, kw_only=True, tag="command.issued"):
     delay_s: float = 0.0
     page: int = 1
     failures: int = 0
+    given_back: int = 0
     call: dict[str, Any] = {}
     sequence: EventId | None = None
     chunks: int = 0

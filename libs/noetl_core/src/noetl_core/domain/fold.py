@@ -147,6 +147,7 @@ def _issue(state: ExecutionState, fact: CommandIssued) -> None:
         index=fact.iter_index,
         page=fact.page,
         failures=fact.failures,
+        given_back=fact.given_back,
         call=fact.call,
         sequence=fact.sequence,
         chunks=fact.chunks,

@@ -143,6 +143,7 @@ def issue(
         delay_s=again.delay_s,
         page=again.page,
         failures=again.failures,
+        given_back=again.given_back,
         call=again.call,
         sequence=again.sequence,
         chunks=again.chunks,

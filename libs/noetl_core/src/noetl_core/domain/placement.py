@@ -79,6 +79,8 @@ def targeted(
 ) -> CommandIssued:
     """The command with the worker it is meant for. Raises TemplateError and ReferenceNeeded.
 
+    One that is known to be gone is not waited for.
+
     `after`: what it follows. A command that was lost with its worker is for anybody at once: its
     target may be what is wrong, and nobody waits twice for the same dead worker.
     """
@@ -86,7 +88,7 @@ def targeted(
     if placement is None or isinstance(after, CommandExpired):
         return issued
     target = _target(playbook, state, placement, issued, known)
-    if target is None:
+    if target is None or known.workers.is_gone(target):
         return issued
     return msgspec.structs.replace(issued, target_worker=target, target_s=placement.wait_s)
 

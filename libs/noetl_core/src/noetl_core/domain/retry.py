@@ -81,10 +81,16 @@ def after_loss(command: OpenCommand) -> Again:
         attempt=command.attempt + 1,
         page=command.page,
         failures=command.failures,
+        given_back=command.given_back,
         call=command.call,
         sequence=command.sequence,
         chunks=command.chunks,
     )
+
+
+def after_given_back(command: OpenCommand) -> Again:
+    """The same call once more: the worker stopped, and took nothing down with it."""
+    return msgspec.structs.replace(after_loss(command), given_back=command.given_back + 1)
 
 
 def circuit_delay(state: ExecutionState, step: str, now_ms: int) -> float:

@@ -87,10 +87,16 @@ class OpenCommand(msgspec.Struct, kw_only=True, omit_defaults=True):
     worker_id: WorkerId | None = None
     page: int = 1
     failures: int = 0
+    given_back: int = 0
     call: dict[str, Any] = {}
     sequence: EventId | None = None
     chunks: int = 0
     parked: Parked | None = None
+
+    @property
+    def losses(self) -> int:
+        """How many attempts were lost with their worker, this one included if it is lost now."""
+        return self.attempt - self.failures - self.given_back
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -42,8 +42,17 @@ class Workers:
         """Kinds of tools that some worker limits."""
         return frozenset().union(*(worker.limited for worker in self._workers))
 
-    def has(self, worker_id: str) -> bool:
-        return any(worker.worker_id == worker_id for worker in self._workers)
+    @cached_property
+    def _names(self) -> frozenset[WorkerId]:
+        return frozenset(worker.worker_id for worker in self._workers)
+
+    def has(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._names
+
+    def is_gone(self, worker_id: WorkerId) -> bool:
+        """Others live, and this one does not: it said goodbye, or fell silent. Where we know of
+        nobody, we have not looked yet."""
+        return bool(self._names) and worker_id not in self._names
 
     def able(self, pool: str, requires: frozenset[str]) -> list[LiveWorker]:
         """Who serves the pool and has everything that is required."""

@@ -154,7 +154,12 @@ async def join_runtime(
             labels=labels or {},
             capabilities=capabilities,
             capacity=capacity,
-            process={"pid": os.getpid(), "hostname": socket.gethostname()},
+            process={
+                "pid": os.getpid(),
+                "hostname": socket.gethostname(),
+                # Who is heard of seldom must not be taken for dead between two heartbeats.
+                "heartbeat_interval_seconds": heartbeat_seconds,
+            },
         ),
     )
     await member.heartbeat()

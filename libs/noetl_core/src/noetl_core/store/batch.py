@@ -506,6 +506,31 @@ async def holders(
     return {(row["execution_id"], row["command_id"]): row["worker_id"] for row in rows}
 
 
+class Standing(NamedTuple):
+    """How it stands with the lease of a command."""
+
+    is_over: bool
+    given_back_by: WorkerId | None
+    """The worker, if it has let go of it by itself."""
+
+
+_STANDINGS = """
+SELECT c.execution_id, c.command_id, c.status = 'leased' AND c.lease_until < now(),
+       CASE WHEN c.given_back THEN c.worker_id END
+FROM noetl.command c
+JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
+    ON c.execution_id = wanted.execution_id AND c.command_id = wanted.command_id
+"""
+
+
+async def standings(
+    conn: Connection, commands: list[tuple[ExecutionId, CommandId]]
+) -> dict[tuple[ExecutionId, CommandId], Standing]:
+    """How it stands with these leases at this moment; a command without a row is left out."""
+    rows = await conn.fetch(_STANDINGS, *_columns(commands, 2))
+    return {(row[0], row[1]): Standing(row[2], row[3]) for row in rows}
+
+
 _ENDED_BY_OTHERS = """
 SELECT u.execution_id, u.command_id, u.worker_id
 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS u (execution_id, command_id, worker_id)

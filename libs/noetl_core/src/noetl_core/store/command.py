@@ -9,6 +9,7 @@ another one was faster; then the attempt belongs to that one.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, WorkerId
@@ -36,15 +37,31 @@ class Leased(NamedTuple):
 # A pool at a time, so that the rows come off the index in order and LIMIT stops the scan: over a
 # queue of a million this reads as much as over a queue of ten. SKIP LOCKED lets two workers look at
 # once and never take the same row, and makes neither wait for the other.
+#
+# What is meant for us is found by an index of its own and comes before what is as urgent: at the
+# end of a long queue it would be found when its time is over, and then by anyone. Where there is
+# enough of it, what is for anyone must be more urgent than the least of it.
 _LEASE = """
-WITH picked AS MATERIALIZED (
-    SELECT ready.execution_id, ready.command_id
+WITH meant AS MATERIALIZED (
+    SELECT execution_id, command_id, priority
+    FROM noetl.command
+    WHERE status = 'pending' AND target_worker = $1
+      AND pool = ANY ($2::text[]) AND available_at <= now()
+      AND (requires IS NULL OR requires <@ $5::text[])
+    ORDER BY priority DESC, available_at
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+), picked AS MATERIALIZED (
+    SELECT ready.execution_id, ready.command_id, ready.priority
     FROM unnest($2::text[]) AS wanted (pool)
     CROSS JOIN LATERAL (
-        SELECT execution_id, command_id
+        SELECT execution_id, command_id, priority
         FROM noetl.command
         WHERE status = 'pending' AND pool = wanted.pool AND available_at <= now()
-          AND (target_worker IS NULL OR target_worker = $1 OR target_until <= now())
+          AND priority > coalesce(
+              (SELECT min(priority)::bigint FROM meant HAVING count(*) >= $3), -2147483649
+          )
+          AND (target_worker IS NULL OR target_worker <> $1 AND target_until <= now())
           AND (requires IS NULL OR requires <@ $5::text[])
         ORDER BY priority DESC, available_at
         LIMIT $3
@@ -55,8 +72,14 @@ WITH picked AS MATERIALIZED (
 UPDATE noetl.command AS c
 SET status = 'leased', worker_id = $1, last_heartbeat = now(),
     lease_until = now() + make_interval(secs => $4)
-FROM picked
-WHERE c.execution_id = picked.execution_id AND c.command_id = picked.command_id
+FROM (
+    SELECT execution_id, command_id, priority, true AS is_meant FROM meant
+    UNION ALL
+    SELECT execution_id, command_id, priority, false FROM picked
+    ORDER BY priority DESC, is_meant DESC
+    LIMIT $3
+) AS taken
+WHERE c.execution_id = taken.execution_id AND c.command_id = taken.command_id
 RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload, c.requires
 """
 
@@ -80,7 +103,7 @@ async def lease(
 
 _HELD_BY = """
 SELECT execution_id, command_id, shard_id, step, attempt, pool, payload, requires
-FROM noetl.command WHERE status = 'leased' AND worker_id = $1
+FROM noetl.command WHERE status = 'leased' AND worker_id = $1 AND NOT given_back
 """
 
 
@@ -99,13 +122,13 @@ WITH mine AS MATERIALIZED (
     FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
     JOIN noetl.command c
         ON c.execution_id = held.execution_id AND c.command_id = held.command_id
-    WHERE c.worker_id = $1 OR c.status = 'pending'
+    WHERE (c.worker_id = $1 AND NOT c.given_back) OR c.status = 'pending'
 ), free AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM mine
     JOIN noetl.command c
         ON c.execution_id = mine.execution_id AND c.command_id = mine.command_id
-    WHERE c.worker_id = $1 OR c.status = 'pending'
+    WHERE (c.worker_id = $1 AND NOT c.given_back) OR c.status = 'pending'
     FOR UPDATE OF c SKIP LOCKED
 ), renewed AS (
     UPDATE noetl.command c
@@ -135,17 +158,20 @@ async def heartbeat(
     return {(row[0], row[1]) for row in rows}
 
 
-_GIVE_UP = """
+_GIVE_BACK = """
 UPDATE noetl.command c
-SET lease_until = now()
+SET lease_until = now(), given_back = true
 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
 WHERE c.execution_id = held.execution_id AND c.command_id = held.command_id AND c.worker_id = $1
 """
 
 
-async def give_up(conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[CommandKey]) -> None:
-    """Let these leases run out now, so that the next attempts do not wait for it."""
-    await conn.execute(_GIVE_UP, worker_id, [key[0] for key in keys], [key[1] for key in keys])
+async def give_back(
+    conn: Connection | Pool, worker_id: WorkerId, keys: Sequence[CommandKey]
+) -> None:
+    """Let these leases run out now, so that the next attempts do not wait for it. Nobody died: the
+    commands do not count as lost."""
+    await conn.execute(_GIVE_BACK, worker_id, [key[0] for key in keys], [key[1] for key in keys])
 
 
 _GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $1"
@@ -154,6 +180,74 @@ _GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $
 async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
     """For a worker that starts: what its predecessor of the same name held, it holds no more."""
     await conn.execute(_GIVE_UP_ALL, worker_id)
+
+
+# Leases that have run out already are the reaper's: they may be those of a predecessor that died.
+_GIVE_BACK_STRAYS = """
+WITH strays AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM noetl.command c
+    WHERE c.status = 'leased' AND c.worker_id = $1 AND NOT c.given_back
+      AND c.lease_until > now()
+      AND c.lease_until < $4::timestamptz + make_interval(secs => $5)
+      AND c.last_heartbeat < $4
+      AND NOT EXISTS (
+          SELECT 1 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+          WHERE held.execution_id = c.execution_id AND held.command_id = c.command_id
+      )
+    FOR UPDATE SKIP LOCKED
+), given AS (
+    UPDATE noetl.command c
+    SET lease_until = now(), given_back = true
+    FROM strays
+    WHERE c.execution_id = strays.execution_id AND c.command_id = strays.command_id
+)
+SELECT now(), (SELECT count(*) FROM strays)
+"""
+
+
+class Strays(NamedTuple):
+    looked_at: datetime
+    """By the clock of the database."""
+    given_back: int
+
+
+async def give_back_strays(
+    conn: Connection | Pool,
+    worker_id: WorkerId,
+    held: Sequence[CommandKey],
+    *,
+    leased_before: datetime | None,
+    lease_seconds: float,
+) -> Strays:
+    """Give back what is leased to this worker without its knowing: the answer to a lease was lost.
+
+    Only what was leased before that moment, or nothing; the answer to a later lease may still be on
+    its way.
+    """
+    executions, commands = [key[0] for key in held], [key[1] for key in held]
+    row = await conn.fetchrow(
+        _GIVE_BACK_STRAYS, worker_id, executions, commands, leased_before, lease_seconds
+    )
+    assert row is not None
+    return Strays(row[0], row[1])
+
+
+_LEAVE_TO_OTHERS = """
+UPDATE noetl.command c
+SET target_worker = NULL, target_until = NULL
+FROM (
+    SELECT execution_id, command_id FROM noetl.command
+    WHERE status = 'pending' AND target_worker = $1
+    FOR UPDATE SKIP LOCKED
+) AS meant
+WHERE c.execution_id = meant.execution_id AND c.command_id = meant.command_id
+"""
+
+
+async def leave_to_others(conn: Connection | Pool, worker_id: WorkerId) -> None:
+    """For a worker that stops: nobody shall wait for it in vain."""
+    await conn.execute(_LEAVE_TO_OTHERS, worker_id)
 
 
 _NEXT_AVAILABLE = """

@@ -5,6 +5,7 @@ and decodes it with msgspec.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -22,6 +23,14 @@ else:
 
 CONNECT_WAIT_SECONDS = 30.0
 COMMAND_TIMEOUT_SECONDS = 60.0
+CONNECT_SECONDS_MIN = 2.0
+LINE_PROBE_IDLE_SECONDS = 4
+LINE_PROBE_SECONDS = 2
+LINE_PROBES = 2
+LINE_DEAD_SECONDS = LINE_PROBE_IDLE_SECONDS + LINE_PROBE_SECONDS * LINE_PROBES
+"""A connection whose other end has vanished without a word is known to be dead after this: sooner
+than a process that has just missed a heartbeat counts as dead, and much sooner than its leases end.
+"""
 _RETRY_SECONDS = 0.5
 
 # What the same statement may survive a moment later: the server went away, is starting, changed
@@ -91,14 +100,21 @@ async def in_transaction(conn: Connection, work: Callable[[Connection], Awaitabl
 
 @asynccontextmanager
 async def open_pool(
-    dsn: str, *, role: str, size_max: int, size_min: int = 1, **settings: str
+    dsn: str,
+    *,
+    role: str,
+    size_max: int,
+    size_min: int = 1,
+    command_seconds: float = COMMAND_TIMEOUT_SECONDS,
+    **settings: str,
 ) -> AsyncIterator[Pool]:
     """A pool whose sessions act as `role`; an empty role stays the user of the DSN.
 
     Waits up to CONNECT_WAIT_SECONDS for a Postgres that is still starting. `settings` are server
-    settings of every session, such as `synchronous_commit="off"`.
+    settings of every session, such as `synchronous_commit="off"`. A statement that has no answer
+    after `command_seconds` is given up, and after as long again its connection, too.
     """
-    pool = await _connect(dsn, role, size_min, size_max, settings)
+    pool = await _connect(dsn, role, size_min, size_max, command_seconds, settings)
     try:
         yield pool
     finally:
@@ -106,7 +122,12 @@ async def open_pool(
 
 
 async def _connect(
-    dsn: str, role: str, size_min: int, size_max: int, settings: dict[str, str]
+    dsn: str,
+    role: str,
+    size_min: int,
+    size_max: int,
+    command_seconds: float,
+    settings: dict[str, str],
 ) -> Pool:
     deadline = asyncio.get_running_loop().time() + CONNECT_WAIT_SECONDS
     told = False
@@ -116,8 +137,10 @@ async def _connect(
                 dsn,
                 min_size=min(size_min, size_max),
                 max_size=size_max,
-                command_timeout=COMMAND_TIMEOUT_SECONDS,
+                command_timeout=command_seconds,
+                timeout=max(CONNECT_SECONDS_MIN, command_seconds),
                 server_settings=_server_settings(role, settings),
+                init=_watch_line,
                 reset=_leave_session,
             )
         except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError) as error:
@@ -141,6 +164,26 @@ def _server_settings(role: str, settings: dict[str, str]) -> dict[str, str]:
     # Every statement here is short: compiling one costs more than it gains.
     base = {"application_name": role or "noetl", "jit": "off", "timezone": "UTC"}
     return base | ({"role": role} if role else {}) | settings
+
+
+async def _watch_line(connection: Any) -> None:
+    """Have the kernel notice that nobody is at the other end any more: a host that is gone, a
+    firewall that forgot us. A statement would wait for its whole time; a slow one is left alone."""
+    line: socket.socket | None = connection._transport.get_extra_info("socket")
+    if line is None or line.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LINE_OPTIONS.items():
+        if hasattr(socket, name):  # not every system has each of them
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+_LINE_OPTIONS = {
+    "TCP_KEEPIDLE": LINE_PROBE_IDLE_SECONDS,
+    "TCP_KEEPINTVL": LINE_PROBE_SECONDS,
+    "TCP_KEEPCNT": LINE_PROBES,
+    "TCP_USER_TIMEOUT": LINE_DEAD_SECONDS * 1000,
+}
 
 
 async def _leave_session(_connection: Any) -> None:

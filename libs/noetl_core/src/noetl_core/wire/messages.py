@@ -156,10 +156,14 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial", omit_def
     context: dict[str, Any] = {}
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed"):
+class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed", omit_defaults=True):
+    """`outside`, here and below: it came in by the HTTP API. Anybody may say anything there, so it
+    counts only from the worker that holds the command."""
+
     execution_id: ExecutionId
     command_id: CommandId
     worker_id: WorkerId
+    outside: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
@@ -176,6 +180,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     """Of a cursor loop: how many rows the command has claimed."""
     chunks: int = 0
     """How many chunks were sent before this: all of them must be recorded first."""
+    outside: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", omit_defaults=True):
@@ -187,14 +192,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", omit_defau
     context: dict[str, Any] = {}
     ctx: dict[str, Any] = {}
     duration_ms: float = 0.0
+    outside: bool = False
 
 
-class Expired(msgspec.Struct, frozen=True, kw_only=True, tag="expired"):
-    """The reaper saw the lease of this attempt run out, or found the command lost."""
+class Expired(msgspec.Struct, frozen=True, kw_only=True, tag="expired", omit_defaults=True):
+    """The reaper saw the lease of this attempt run out, or found the command lost. A question: the
+    broker looks at the row, which may have been renewed since."""
 
     execution_id: ExecutionId
     command_id: CommandId
     reason: str
+    given_back: bool = False
+    """The worker has let go of it by itself, as the row says."""
 
 
 class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):

@@ -83,7 +83,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
         answer = {"error": _describe(error, request["code"])}
     finally:
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    return answer | {"stdout": stdout.text, "stderr": stderr.text}
+    return answer | {"stdout": _whole(stdout.text), "stderr": _whole(stderr.text)}
 
 
 def run(code: str, names: dict[str, Any], given: dict[str, Any], libs: Any) -> Any:
@@ -187,12 +187,25 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(error: BaseException, code: str) -> dict[str, Any]:
-    name = "UserError" if isinstance(error, UserError) else type(error).__name__
+    name = "UserError" if isinstance(error, UserError) else _whole(type(error).__name__)
     return {
         "exception": name,
-        "message": str(error)[:MESSAGE_CHARS_MAX] or name,
+        "message": _text(error)[:MESSAGE_CHARS_MAX] or name,
         "traceback": _lines(error, code.splitlines()),
     }
+
+
+def _text(error: BaseException) -> str:
+    """What it says; its class is the user's, too, and may fail at that."""
+    try:
+        return _whole(str(error))
+    except Exception:  # noqa: BLE001 - an error that cannot be told is told by its name
+        return ""
+
+
+def _whole(text: str) -> str:
+    """Without half characters, such as a file name may have: nothing can send them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _lines(error: BaseException, source: list[str]) -> list[str]:
