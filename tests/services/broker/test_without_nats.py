@@ -33,7 +33,7 @@ async def test_epochs_are_closed_while_nobody_can_ask_for_it(pool: Pool, databas
     )
 
     async with serving(Service("broker", config), start), asyncio.timeout(20):
-        while "checkpoint.committed" not in await desk.types(execution_id):
+        while "checkpoint.committed" not in await desk.types(execution_id):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
 
