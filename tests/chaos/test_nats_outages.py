@@ -33,9 +33,10 @@ from support.postgres import free_port
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 SPEED_MIN = 0.35
-"""What is left of the throughput of a loop without NATS, at least. Measured: 0.8 to 1.1."""
+"""What is left of the throughput of a loop without NATS, at least. Measured: 0.9 to 2, because the
+rest of the load is over by then."""
 STEP_SECONDS_MAX = 0.6
-"""A step of a chain without NATS: two polls and what the machine is busy with beside."""
+"""A step of a chain without NATS, beside the load; measured: 0.1 to 0.2 s."""
 LINES_PER_SECOND_MAX = 5.0
 
 Usual = dict[str, Counter[Key]]
@@ -107,18 +108,15 @@ async def test_a_nats_that_never_comes_back_changes_nothing_but_time(
 
         run = await mixed_load.run(flow, disturb)
         print(f"\nNATS {way} at half: {run}")
-        again = await mixed_load.run(flow)
-        print(f"once more without it: {again}")
         watch.assert_calm()
         await assert_epochs_are_recorded(flow.stack)
         await flow.stack.client.aclose()
 
     assert run.log == usual
-    assert again.log == usual
     if way == "ends":
         before, after = run.loop_rates
         assert after > SPEED_MIN * before
-    assert again.chain_seconds < STEP_SECONDS_MAX * mixed_load.CHAIN
+        assert run.chain_seconds < STEP_SECONDS_MAX * mixed_load.CHAIN
 
 
 async def test_a_killed_broker_and_a_killed_worker_are_replaced_while_nats_is_away(
