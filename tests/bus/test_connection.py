@@ -6,7 +6,7 @@ import time
 import nats
 import pytest
 
-from noetl_core.bus.connection import Bus, open_bus
+from noetl_core.bus.connection import PUBLISH_SECONDS_MAX, Bus, open_bus
 from noetl_core.bus.streams import ensure_streams
 from noetl_core.domain.ids import ShardId
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch, inbox_wake
@@ -150,3 +150,19 @@ async def test_a_nats_that_does_not_answer_costs_a_publisher_a_second(
         assert not stored
         assert waited < 1.5
         assert await bus.publish(BATCH, b"third")
+
+
+async def test_a_nats_that_goes_on_not_answering_costs_each_publisher_less(
+    own_nats: NatsServer,
+) -> None:
+    async with open_bus(own_nats.url, name="test") as bus:
+        assert await bus.publish(BATCH, b"first")
+        own_nats.pause()
+        assert not await bus.publish(BATCH, b"second")
+        began = time.monotonic()
+        for _ in range(4):
+            assert not await bus.publish(BATCH, b"more")
+        waited = time.monotonic() - began
+        own_nats.resume()
+
+    assert waited < 4 * PUBLISH_SECONDS_MAX / 2

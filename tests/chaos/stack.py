@@ -47,8 +47,10 @@ class Stack:
     def pid(self, name: str) -> int:
         return next(int(part["pid"]) for part in self._ask("ps") if part["name"] == name)
 
-    def pids(self) -> dict[str, int]:
-        return {part["name"]: int(part["pid"]) for part in self._ask("ps")}
+    def parts(self) -> dict[str, int]:
+        """The parts and their pids, from the file that `noetl dev ps` reads, in no time."""
+        state = json.loads((self.data_dir / "dev.json").read_text())
+        return {part["name"]: int(part["pid"]) for part in state["parts"]}
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
         pid = self.pid(name)

@@ -156,7 +156,7 @@ class Load:
 @asynccontextmanager
 async def under_load(stack: Stack) -> AsyncIterator[Load]:
     """At the end everything that was started has completed, and nothing has gone wrong."""
-    pids = stack.pids()
+    pids = stack.parts()
     await stack.register(FANOUT)
     await stack.register(CHAIN)
     load = Load(stack)
@@ -171,7 +171,7 @@ async def under_load(stack: Stack) -> AsyncIterator[Load]:
     assert load.failures == []
     assert len(load.started) > 20, "hardly any load: this has shown nothing"
     await assert_all_completed(stack, load.started)
-    assert stack.pids() == pids, "a process was restarted"
+    assert stack.parts() == pids, "a process was restarted"
     assert worries(stack) == []
 
 

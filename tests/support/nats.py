@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nats
@@ -90,16 +91,19 @@ def _binary() -> Path:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
     """The shared server. Do not stop it: a test that needs that uses `own_nats`."""
-    yield from _run_server()
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture
 def own_nats() -> Iterator[NatsServer]:
     """A server that this test may stop, kill and wipe."""
-    yield from _run_server()
+    with running_server() as server:
+        yield server
 
 
-def _run_server() -> Iterator[NatsServer]:
+@contextmanager
+def running_server() -> Iterator[NatsServer]:
     directory = scratch_directory("noetl-nats-")
     server = NatsServer(directory)
     try:

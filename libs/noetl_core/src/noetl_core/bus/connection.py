@@ -25,6 +25,9 @@ from noetl_core.bus.streams import ensure_streams
 CONNECT_SECONDS_MAX = 2
 RETRY_SECONDS = 0.25
 PUBLISH_SECONDS_MAX = 1.0
+PUBLISH_SECONDS_DOUBTED = 0.25
+"""After one has waited in vain the next ones wait less: a server may hang for many seconds before
+its connection counts as lost."""
 PING_SECONDS = 5
 # No more than this waits to be sent; a publisher waits for the socket beyond it.
 PENDING_BYTES_MAX = 8 * 1024 * 1024
@@ -62,6 +65,7 @@ class Bus:
         self._topics: list[_Topic] = []
         self._lost_callbacks: list[Callable[[], None]] = []
         self._told = False
+        self._is_doubted = False
 
     @property
     def is_connected(self) -> bool:
@@ -83,19 +87,24 @@ class Bus:
         client = self.client
         if client is not None:
             with suppress(*NATS_ERRORS):
-                await client.publish(subject, body)
+                async with asyncio.timeout(PUBLISH_SECONDS_MAX):
+                    await client.publish(subject, body)
 
     async def publish(self, subject: str, body: bytes) -> bool:
         """Store in JetStream. False when that did not happen within a second: use the inbox then.
 
         False may be wrong (the acknowledgement was lost); messages are idempotent for that reason.
         """
+        seconds = PUBLISH_SECONDS_DOUBTED if self._is_doubted else PUBLISH_SECONDS_MAX
         try:
-            async with asyncio.timeout(PUBLISH_SECONDS_MAX):
-                return await self._publish(subject, body)
+            async with asyncio.timeout(seconds):
+                is_stored = await self._publish(subject, body)
         except (*NATS_ERRORS, msgspec.MsgspecError) as error:
+            self._is_doubted = isinstance(error, TimeoutError)
             log.debug("bus.publish_failed", subject=subject, error=repr(error))
             return False
+        self._is_doubted = False
+        return is_stored
 
     async def _publish(self, subject: str, body: bytes) -> bool:
         client = self.client
@@ -147,6 +156,7 @@ class Bus:
             self._connected.set()
             self._lost.clear()
             self._told = False
+            self._is_doubted = False
             log.info("bus.connected", server=_server_of(client))
             await closed.wait()
             self._tell_away(client.last_error)
