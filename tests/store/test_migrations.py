@@ -42,6 +42,33 @@ async def test_two_that_migrate_at_once_do_not_disturb_each_other(empty_database
     assert sorted(answers) == [[], NAMES]
 
 
+async def test_who_is_no_superuser_may_migrate_and_locks_stay_as_they_were(
+    empty_database: str, template_database: str
+) -> None:
+    """As on a managed Postgres: the functions of Postgres belong to somebody else."""
+    assert template_database, "the roles of the cluster are there"
+    root = await asyncpg.connect(empty_database)
+    await root.execute("CREATE ROLE owner LOGIN CREATEROLE")
+    try:
+        roles = await root.fetch("SELECT rolname FROM pg_roles WHERE rolname LIKE 'noetl%'")
+        for row in roles:
+            await root.execute(f"GRANT {row['rolname']} TO owner WITH ADMIN OPTION")
+        name = await root.fetchval("SELECT current_database()")
+        await root.execute(f'ALTER DATABASE "{name}" OWNER TO owner')
+        conn = await asyncpg.connect(empty_database.replace("postgres@", "owner@"))
+        try:
+            assert await migrate(conn) == NAMES
+            assert await conn.fetchval(
+                "SELECT has_function_privilege('noetl_query', 'pg_advisory_lock(int8)', 'EXECUTE')"
+            )
+        finally:
+            await conn.close()
+    finally:
+        await root.execute("REASSIGN OWNED BY owner TO postgres; DROP OWNED BY owner")
+        await root.execute("DROP ROLE owner")
+        await root.close()
+
+
 async def test_a_file_that_changed_after_it_was_applied_is_an_error(
     empty_database: str, tmp_path: Path
 ) -> None:
