@@ -3,8 +3,7 @@
 noetl.events.{shard}.batch           worker, reaper, other systems -> broker   (JetStream)
 noetl.events.{shard}.{type}          the same, one message of that type
 noetl.inbox.{shard}                  gateway -> broker: look into noetl.inbox now
-noetl.epochs                         checkpointer -> brokers, projections: close the epochs of these
-                                     shards; expect it
+noetl.epochs                         checkpointer -> brokers, projections: close these epochs
 noetl.epochs.projected               projection -> checkpointer: closed epochs can be recorded
 noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
 noetl.commands.{shard}.worker.{id}   broker -> that worker
