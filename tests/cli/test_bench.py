@@ -11,6 +11,7 @@ from cli.stacks import DevStack, noetl, noetl_process
 from noetl_cli.bench.log_figures import percentiles
 from noetl_cli.bench.usage import cpu_seconds, usage
 from noetl_cli.stack.processes import record_of
+from noetl_core.blob.place import Place
 
 KEYS = {
     "bench", "n", "tasks", "seconds", "tasks_per_second", "latency_of", "p50_ms", "p99_ms",
@@ -114,3 +115,23 @@ def test_compaction_is_measured_from_the_first_row_to_the_drop() -> None:
     figures = json.loads(answer.stdout)
     assert figures["events"] == 1000
     assert figures["events_per_second"] == pytest.approx(1000 / figures["seconds"], rel=0.01)
+
+
+async def test_compaction_is_measured_wherever_archives_go_and_leaves_nothing_there(
+    place: Place, place_environment: dict[str, str]
+) -> None:
+    at = place_environment["NOETL_ARCHIVE_DIR"]
+
+    answer = noetl_process(
+        *("bench", "compact", "--n", "1000", "--shards", "4", "--json", "--archive-dir", at),
+        home=None,
+        **place_environment,
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    assert (figures["place"], figures["shards"]) == (place.tier, 4)
+    assert figures["events_per_second_per_shard"] == pytest.approx(
+        figures["events_per_second"] / 4, rel=0.01
+    )
+    assert await place.names() == []

@@ -9,9 +9,13 @@ import pytest
 from noetl_compactor.expire import expire, forget_keys
 from noetl_core.blob import ReferenceNotAvailableError, ResultStore
 from noetl_core.blob.file_tier import FileTier
+from noetl_core.blob.s3 import S3
+from noetl_core.blob.s3_tier import S3Tier
+from noetl_core.blob.tier import Tier
 from noetl_core.domain.envelope import Reference
 from noetl_core.domain.ids import ExecutionId, RefId
 from noetl_core.store.postgres import Pool
+from support.s3 import BUCKET, Gate, settings
 
 ONE = ExecutionId(5)
 LATER = timedelta(hours=1)
@@ -30,7 +34,7 @@ async def a_result(
     body = b'{"a": 1}'
     await pool.execute(
         _RESULT,
-        *(ONE, ref_id, "db" if uri is None else "pvc", uri, len(body)),
+        *(ONE, ref_id, "db" if uri is None else uri.split(":")[0], uri, len(body)),
         hashlib.sha256(body).digest(),
         body if uri is None else None,
         None if lives_for is None else datetime.now(UTC) + lives_for,
@@ -92,6 +96,49 @@ async def test_a_result_in_a_tier_that_is_not_configured_stays(
     assert (
         await pool.fetchval("SELECT count(*) FROM noetl.result_ref WHERE removed_at IS NULL") == 1
     )
+
+
+async def test_an_expired_result_in_s3_loses_its_object(
+    pool: Pool, compactor_pool: Pool, s3: S3
+) -> None:
+    tier = S3Tier(s3, BUCKET)
+    uri = await tier.put(ONE, "expired.1#1", b'{"a": 1}')
+    await a_result(pool, 1, uri=uri, lives_for=-LATER)
+    living = await a_result(pool, 2, uri=await tier.put(ONE, "b", b'{"a": 1}'), lives_for=LATER)
+
+    assert await expire(compactor_pool, {"s3": tier}) == 1
+
+    with pytest.raises(FileNotFoundError):
+        await tier.get(uri)
+    assert await ResultStore(objects=tier).get(pool, ONE, living) == {"a": 1}
+
+
+async def test_while_s3_is_away_its_results_stay_and_the_others_go(
+    pool: Pool, compactor_pool: Pool, gate: Gate
+) -> None:
+    async with S3(settings(gate.url, timeout_seconds=3.0)) as s3:
+        tier = S3Tier(s3, BUCKET)
+        uris = [await tier.put(ONE, f"away.{n}", b'{"a": 1}') for n in range(3)]
+        for number, uri in enumerate(uris):
+            await a_result(pool, number, uri=uri, lives_for=-2 * LATER)
+        await a_result(pool, 9, lives_for=-LATER)
+        gate.spoil("shut")
+
+        assert await expire(compactor_pool, {"s3": tier}) == 1
+        await gate.become("open")
+        assert await expire(compactor_pool, {"s3": tier}) == 3
+
+
+async def test_a_row_that_names_what_is_not_ours_stops_nobody(
+    pool: Pool, compactor_pool: Pool, s3: S3, tmp_path: Path
+) -> None:
+    await s3.put(BUCKET, "archive/x", b"1")
+    for number, uri in enumerate((f"s3://{BUCKET}/archive/x", "pvc:../../etc/passwd")):
+        await a_result(pool, number, uri=uri, lives_for=-LATER)
+    tiers: dict[str, Tier] = {"s3": S3Tier(s3, BUCKET), "pvc": FileTier(tmp_path)}
+
+    assert await expire(compactor_pool, tiers) == 2
+    assert await s3.names(BUCKET, "archive/x") == ["archive/x"]
 
 
 async def test_what_has_not_expired_cannot_be_removed(pool: Pool, compactor_pool: Pool) -> None:

@@ -6,6 +6,8 @@ import msgspec
 
 from noetl_broker.states import Live
 from noetl_broker.turn import Turn
+from noetl_core.blob import ReferenceNotAvailableError
+from noetl_core.blob.away import StoreRefusedError
 from noetl_core.blob.result_store import Resolved, ResultStore
 from noetl_core.domain.envelope import Envelope, Reference
 from noetl_core.domain.errors import ReferenceNeeded
@@ -22,7 +24,18 @@ class Reader:
         self._results = results
 
     async def load(self, turn: Turn, live: Live, needed: ReferenceNeeded) -> None:
-        """Put what a decision has asked for where it looks for it."""
+        """Put what a decision has asked for where it looks for it.
+
+        A store that does not answer is waited for, like the database. One that refuses us would
+        be waited for in vain: that is the end of this execution, and of no other.
+        """
+        try:
+            await self._load(turn, live, needed)
+        except StoreRefusedError as error:
+            execution_id = live.state.execution_id
+            raise ReferenceNotAvailableError(str(error), execution_id=execution_id) from error
+
+    async def _load(self, turn: Turn, live: Live, needed: ReferenceNeeded) -> None:
         execution_id, known = live.state.execution_id, live.known
         if needed.reference is not None:
             await self._load_reference(turn, live, needed.reference)

@@ -37,6 +37,7 @@ them would hold the log up, is archived in slices whose rows are deleted instead
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -208,7 +209,7 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     begun = time.perf_counter()
     rules.after("surveyed")
     try:
-        made = await _write(conn, cut, rules)
+        made, shards = await _write(conn, cut, rules)
     except (parquet.ArchiveDamagedError, duckdb.Error):
         # Nothing was recorded, so nothing is lost; the other weeks and duties go on.
         metrics.ARCHIVES_FAILED.add(1)
@@ -225,7 +226,8 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     rules.after("recorded")
     metrics.EVENTS_ARCHIVED.add(made.event_count)
     seconds = time.perf_counter() - begun
-    metrics.EVENTS_PER_SECOND.set(made.event_count / seconds)
+    for shard, events in shards.items():
+        metrics.EVENTS_PER_SECOND.set(events / seconds, {"shard": shard})
     log.info(
         "archive.recorded",
         archive=made.name,
@@ -238,13 +240,15 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     return made.event_count if await _drop(conn, made.archive_id, made.name, rules) else 0
 
 
-async def _write(conn: Connection, cut: Cut, rules: Rules) -> Archive:
+async def _write(conn: Connection, cut: Cut, rules: Rules) -> tuple[Archive, Counter[int]]:
+    """The archive, and how many of its events are of each shard."""
     archive_id = rules.mint()
     name = archive.named(cut.week, archive_id)
     await rules.place.write(mark_of(name), b"")
     rules.after("begun")
+    shards: Counter[int] = Counter()
     with rules.place.scratch() as scratch, parquet.connect() as connection:
-        shelf = Shelf(connection, scratch, name, rules)
+        shelf = Shelf(connection, scratch, name, rules, shards)
         files = [
             *await _write_source(conn, cut, shelf, "event"),
             *await _write_source(conn, cut, shelf, "result_ref"),
@@ -264,7 +268,7 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> Archive:
         files=files,
     )
     await write_manifest(rules.place, made)
-    return made
+    return made, shards
 
 
 class Shelf(NamedTuple):
@@ -274,6 +278,7 @@ class Shelf(NamedTuple):
     scratch: Path
     name: str
     rules: Rules
+    shards: Counter[int]
 
 
 async def _write_source(conn: Connection, cut: Cut, shelf: Shelf, source: Source) -> list[File]:
@@ -298,6 +303,7 @@ async def _write_source(conn: Connection, cut: Cut, shelf: Shelf, source: Source
         target = shelf.scratch / f"{source}-{len(files):04}.parquet"
         written = await _make_file(shelf, source, csv, target, rows)
         after = written.last
+        shelf.shards.update(written.shards)
         files.append(_file(source, f"{shelf.name}/{target.name}", written))
         await _put_file(shelf, files[-1], target)
 

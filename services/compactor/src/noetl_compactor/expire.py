@@ -4,15 +4,17 @@ A file is removed before its row says so. Dying between the two leaves a row who
 which readers refuse anyway, because its time is over; the next turn removes nothing and says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import structlog
 
 from noetl_compactor import metrics
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.tier import Tier
 from noetl_core.store import idempotency, result_ref
 from noetl_core.store.postgres import Pool
+from noetl_core.store.result_ref import Expired
 
 EXPIRED_AT_ONCE = 500
 KEYS_AT_ONCE = 10_000
@@ -25,21 +27,40 @@ log = structlog.get_logger()
 async def expire(pool: Pool, tiers: Mapping[str, Tier]) -> int:
     """One turn: remove the payloads of expired results. Says how many."""
     removed = 0
+    # A tier that is not configured here belongs to another compactor: its rows stay.
+    reachable = {"db", *tiers}
     for _ in range(BATCHES_MAX):
-        found = await result_ref.expired(pool, limit=EXPIRED_AT_ONCE)
-        # A tier that is not configured here belongs to another compactor: its rows stay.
-        ours = [one for one in found if one.tier == "db" or one.tier in tiers]
-        for one in ours:
-            if one.uri is not None:
-                await tiers[one.tier].delete(one.uri)
-        if ours:
-            removed += await result_ref.remove_expired(pool, ours)
-        if len(found) < EXPIRED_AT_ONCE or not ours:
+        found = await result_ref.expired(pool, tiers=sorted(reachable), limit=EXPIRED_AT_ONCE)
+        gone = await _delete(found, tiers, reachable)
+        if gone:
+            removed += await result_ref.remove_expired(pool, gone)
+        if len(found) < EXPIRED_AT_ONCE and len(gone) == len(found):
             break
     if removed:
         metrics.RESULTS_EXPIRED.add(removed)
         log.info("result.expired", count=removed)
     return removed
+
+
+async def _delete(
+    found: Sequence[Expired], tiers: Mapping[str, Tier], reachable: set[str]
+) -> list[Expired]:
+    """Those that are gone now. A tier that is away is left to a later turn, with its rows."""
+    gone: list[Expired] = []
+    for one in found:
+        if one.tier not in reachable:
+            continue
+        try:
+            if one.uri is not None:
+                await tiers[one.tier].delete(one.uri)
+        except StoreAwayError as error:
+            reachable.discard(one.tier)
+            log.warning("result.not_expired", tier=one.tier, error=str(error))
+            continue
+        except FileNotFoundError:
+            log.warning("result.not_ours", tier=one.tier, uri=one.uri)
+        gone.append(one)
+    return gone
 
 
 async def forget_keys(pool: Pool, *, before: datetime) -> int:

@@ -9,14 +9,12 @@ from noetl_compactor.archive import Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
 from noetl_compactor.expire import expire, forget_keys
-from noetl_core.blob.file_tier import FileTier
-from noetl_core.blob.tier import Tier
 from noetl_core.domain.retention import kept_from_ms
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
-from noetl_core.process.stores import open_archives
+from noetl_core.process.stores import open_archives, open_tiers
 from noetl_core.store.postgres import open_pool
 
 
@@ -26,7 +24,7 @@ async def start(service: Service[CompactorConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="compactor"))
     leader = await service.open(leadership(service, pool, member, "compactor"))
     archives = await service.open(open_archives(config))
-    tiers: dict[str, Tier] = {"pvc": FileTier(config.store_dir)} if config.store_dir else {}
+    tiers = await service.open(open_tiers(config))
     told = Told()
 
     async def make_partitions() -> None:

@@ -25,7 +25,8 @@ PLACE_AWAY = _meter.create_counter(
 EVENTS_PER_SECOND = _meter.create_gauge(
     "noetl_compactor_events_per_second",
     unit="1/s",
-    description="Events archived per second by the last archive, results and checks included.",
+    description="Events archived per second by the last archive, by shard; the shards share one "
+    "compactor, and results and checks are included.",
 )
 DROPS = _meter.create_counter(
     "noetl_compactor_drops",

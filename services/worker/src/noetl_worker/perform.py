@@ -43,7 +43,7 @@ from noetl_worker.chunks import Chunks, Send
 from noetl_worker.credentials import Credentials
 from noetl_worker.cursor import run_frame
 from noetl_worker.names import Names
-from noetl_worker.patience import patiently
+from noetl_worker.patience import patiently, read_patiently
 from noetl_worker.persist import persist, persist_chunk, persist_parked, store_problem
 from noetl_worker.pipeline import Ended, Pipeline
 from noetl_worker.plan import Plans, StepPlan, TaskPlan
@@ -215,13 +215,15 @@ class Performer:
         )
 
     async def load(self, execution_id: ExecutionId, reference: Reference) -> Any:
-        return await patiently(lambda: self._results.get(self._pool, execution_id, reference))
+        return await read_patiently(
+            execution_id, lambda: self._results.get(self._pool, execution_id, reference)
+        )
 
     async def file(self, execution_id: ExecutionId, reference: Reference) -> Path | None:
         if reference.execution_id is not None:
             return None  # whether it may be read is decided where it is loaded
-        found: Path | None = await patiently(
-            lambda: self._results.file_of(self._pool, execution_id, reference)
+        found: Path | None = await read_patiently(
+            execution_id, lambda: self._results.file_of(self._pool, execution_id, reference)
         )
         return found
 
@@ -230,8 +232,9 @@ class Performer:
         where = brief.element
         if where is None or where.is_inline:
             return None if where is None else where.value
-        part = await patiently(
-            lambda: self._results.part(self._pool, leased.execution_id, where.loop_id, where.part)
+        part = await read_patiently(
+            leased.execution_id,
+            lambda: self._results.part(self._pool, leased.execution_id, where.loop_id, where.part),
         )
         return part[where.offset]
 

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from noetl_core.blob import ReferenceNotAvailableError, ResultStore, ResultTooLargeError
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.domain.ctx import RECORDED_BYTES_MAX, fits_a_message
 from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError
@@ -157,7 +158,7 @@ def store_problem(output: Output, store: ResultStore) -> ToolError | None:
     if kind == "pvc":
         message = "`output.store.kind: pvc` needs a directory that all see: set NOETL_STORE_DIR"
     else:
-        message = f"`output.store.kind: {kind}` is not there yet: use auto, db or pvc"
+        message = f"`output.store.kind: {kind}` needs a bucket: set NOETL_S3_BUCKET"
     return ToolError(kind="not_supported", code="NO_STORE", message=message)
 
 
@@ -224,12 +225,12 @@ async def _put(
     for attempt in range(1, PUT_ATTEMPTS_MAX + 1):
         try:
             return await store.put(leased.execution_id, name, document, tier=tier)
-        except OSError as error:
+        except (OSError, StoreAwayError) as error:
             log.warning("result.not_stored", command_id=leased.command_id, error=str(error))
             failed = error
         await asyncio.sleep(PUT_DELAY_SECONDS * attempt)
     raise ReferenceNotAvailableError(
-        f"the result could not be stored: {failed.strerror or failed}",
+        f"the result could not be stored: {getattr(failed, 'strerror', None) or failed}",
         execution_id=leased.execution_id,
     )
 

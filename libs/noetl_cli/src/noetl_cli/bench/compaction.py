@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -75,7 +75,7 @@ FROM noetl.event GROUP BY execution_id
 class CompactionFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One compactor, one connection: `events_per_second` from the first row to the drop.
 
-    `per_shard` is what of it goes to each shard: they share the one compactor.
+    `..._per_shard` is what of it goes to each shard: they share the one compactor.
     """
 
     bench: str
@@ -86,7 +86,7 @@ class CompactionFigures(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     seconds: float
     events_per_second: float
-    per_shard: float
+    events_per_second_per_shard: float
     megabytes: float
     services: dict[str, Usage] = {}
 
@@ -116,6 +116,13 @@ async def _place(archive_dir: str) -> AsyncIterator[Place]:
             finally:
                 for name in await place.names():
                     await place.delete(name)
+                _remove_directory(own)
+
+
+def _remove_directory(location: str) -> None:
+    """Where the place is one: it stays when its files are gone."""
+    with suppress(OSError):
+        Path(location).rmdir()
 
 
 async def _fill(dsn: str, executions: int, shards: int) -> None:
@@ -154,7 +161,7 @@ async def _measure(dsn: str, n: int, place: Place, shards: int) -> CompactionFig
         shards=shards,
         seconds=round(seconds, 3),
         events_per_second=round(events / seconds, 1),
-        per_shard=round(events / seconds / shards, 1),
+        events_per_second_per_shard=round(events / seconds / shards, 1),
         megabytes=round(size / 1e6, 1),
     )
 

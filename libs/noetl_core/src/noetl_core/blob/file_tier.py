@@ -8,16 +8,13 @@ volume may be mounted elsewhere in another process.
 """
 
 import asyncio
-import hashlib
 from pathlib import Path
-from urllib.parse import quote
 
 from noetl_core.blob import durable
+from noetl_core.blob.tier import path_of
 from noetl_core.domain.ids import ExecutionId
 
 _SCHEME = "pvc:"
-_NAME_BYTES_MAX = 200
-_BUCKETS = 100
 
 
 class FileTier:
@@ -27,7 +24,7 @@ class FileTier:
         self._root = Path(root)
 
     async def put(self, execution_id: ExecutionId, name: str, body: bytes) -> str:
-        relative = Path(f"{execution_id % _BUCKETS:02}", str(execution_id), _file_name(name))
+        relative = path_of(execution_id, name)
         await asyncio.to_thread(durable.write, self._root / relative, body)
         return f"{_SCHEME}{relative}"
 
@@ -43,12 +40,3 @@ class FileTier:
         if not uri.startswith(_SCHEME) or not path.resolve().is_relative_to(self._root.resolve()):
             raise FileNotFoundError(uri)
         return path
-
-
-def _file_name(name: str) -> str:
-    """`load.1/17#2` as one safe file name; a very long one by its digest."""
-    quoted = quote(name, safe="")
-    # "." stays as it is in a quoted name, and ".." would be a directory.
-    if len(quoted) <= _NAME_BYTES_MAX and quoted.strip("."):
-        return quoted
-    return hashlib.sha256(name.encode()).hexdigest()

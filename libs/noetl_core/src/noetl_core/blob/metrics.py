@@ -22,3 +22,7 @@ ARCHIVE_COPIES_BYTES = _meter.create_gauge(
     unit="By",
     description="Files of archives that a reader has copied from S3 and keeps on its disk.",
 )
+FALLBACKS = _meter.create_counter(
+    "noetl_store_fallbacks",
+    description="Times that a tier was found away and the next one took over, by tier.",
+)

@@ -64,6 +64,7 @@ COLUMNS: dict[Source, dict[str, str]] = {
 """The columns in the order in which `store.archive.copy_rows` gives them."""
 
 ROW_ID: dict[Source, str] = {"event": "event_id", "result_ref": "ref_id"}
+_SHARDS: dict[Source, str] = {"event": "histogram(shard_id)", "result_ref": "NULL"}
 
 
 class ArchiveDamagedError(NoetlError):
@@ -77,6 +78,8 @@ class Written(NamedTuple):
     lower: int
     upper: int
     last: Key
+    shards: dict[int, int]
+    """How many rows of each shard, where rows have one."""
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -134,7 +137,7 @@ def read_back(
     summary = connection.execute(
         f"""
         SELECT count(*), min(execution_id), max(execution_id),
-               max((execution_id, {ROW_ID[source]}))
+               max((execution_id, {ROW_ID[source]})), {_SHARDS[source]}
         FROM read_parquet($file)
         """,  # noqa: S608 - a name of this module
         {"file": str(target)},
@@ -143,7 +146,8 @@ def read_back(
     if summary[0] != rows:
         raise ArchiveDamagedError(f"{target.name} holds {summary[0]} rows instead of {rows}")
     last = Key(*(summary[3].values() if isinstance(summary[3], dict) else summary[3]))
-    return Written(rows, target.stat().st_size, digest(target), summary[1], summary[2], last)
+    size, sha256 = target.stat().st_size, digest(target)
+    return Written(rows, size, sha256, summary[1], summary[2], last, summary[4] or {})
 
 
 def ask(

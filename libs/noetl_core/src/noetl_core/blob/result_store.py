@@ -21,13 +21,20 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from noetl_core.blob.aggregates import Aggregates
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.cache import NEVER_CACHED, DocumentCache
+from noetl_core.blob.chain import Chain, Kept
 from noetl_core.blob.documents import JSON, Documents, decoded
 from noetl_core.blob.file_tier import FileTier
 from noetl_core.blob.history import History
 from noetl_core.blob.metrics import RESOLVE_MS
 from noetl_core.blob.place import Place
-from noetl_core.blob.tier import ReferenceNotAvailableError, ResultTooLargeError, Tier
+from noetl_core.blob.tier import (
+    S3_TIERS,
+    ReferenceNotAvailableError,
+    ResultTooLargeError,
+    Tier,
+)
 from noetl_core.domain.envelope import INLINE_BYTES_MAX, Reference
 from noetl_core.domain.ids import EventId, ExecutionId, LoopId
 from noetl_core.domain.pages import PageRule
@@ -58,13 +65,14 @@ class ResultStore:
         self,
         *,
         store_dir: str = "",
+        objects: Tier | None = None,
+        default_tier: str = "",
         archives: Place | None = None,
         cache_bytes: int = CACHE_BYTES_DEFAULT,
     ) -> None:
-        self._large: Tier | None = FileTier(store_dir) if store_dir else None
-        self._tiers: dict[str, Tier] = (
-            {} if self._large is None else {self._large.name: self._large}
-        )
+        """`objects` is a tier in S3. `default_tier` is where large results go, if they can."""
+        self._tiers = tiers_of(store_dir, objects)
+        self._large = Chain(_in_order(self._tiers, default_tier))
         self.history = History(archives)
         self._documents = Documents(self._tiers, self.history)
         self._aggregates = Aggregates(self._documents, self.history)
@@ -86,25 +94,38 @@ class ResultStore:
         """Make a document ready to be recorded; bytes are kept as they are.
 
         `name` is the command's id, or any other that a retry repeats. `tier` is where it must go;
-        without one its size decides. Raises ResultTooLargeError, and TypeError for what is no data.
+        without one its size decides. Raises ResultTooLargeError, StoreAwayError, and TypeError for
+        what is no data.
         """
         body = document if isinstance(document, bytes) else _encode(document)
         if isinstance(document, StepDocument):
             media_type = STEP_DOCUMENT_MEDIA_TYPE
-        digest = hashlib.sha256(body).digest()
-        large = self._large if len(body) > INLINE_BYTES_MAX else None
-        if tier is not None:
-            large = self._tiers.get(tier)
-        if large is None and len(body) > DB_BYTES_MAX:
-            raise ResultTooLargeError(bytes_=len(body), bytes_max=DB_BYTES_MAX)
+        kept = await self._kept(execution_id, name, body, tier)
         return Stored(
-            tier="db" if large is None else large.name,
+            tier="db" if kept is None else kept.tier,
             size=len(body),
-            sha256=digest,
-            inline=body if large is None else None,
-            uri=None if large is None else await large.put(execution_id, name, body),
+            sha256=hashlib.sha256(body).digest(),
+            inline=body if kept is None else None,
+            uri=None if kept is None else kept.uri,
             media_type=media_type,
         )
+
+    async def _kept(
+        self, execution_id: ExecutionId, name: str, body: bytes, tier: str | None
+    ) -> Kept | None:
+        """Where a tier has put it; None for the database. What must go somewhere goes there."""
+        if tier in self._tiers:
+            return Kept(tier, await self._tiers[tier].put(execution_id, name, body))
+        if tier is None and len(body) > INLINE_BYTES_MAX:
+            kept = await self._large.put(execution_id, name, body)
+            if kept is not None:
+                return kept
+        if len(body) <= DB_BYTES_MAX:
+            return None
+        if tier is None and self._large.why:
+            # One that is away may take it later: that is no reason to give up on the result.
+            raise StoreAwayError(self._large.why)
+        raise ResultTooLargeError(bytes_=len(body), bytes_max=DB_BYTES_MAX)
 
     async def get(
         self, conn: Connection | Pool, execution_id: ExecutionId, reference: Reference
@@ -275,3 +296,20 @@ def document_of(stored: Stored) -> Any:
     """The document of a small result that is still on its way to the database."""
     assert stored.inline is not None, stored.uri
     return decoded(stored.media_type, stored.inline)
+
+
+def tiers_of(store_dir: str, objects: Tier | None) -> dict[str, Tier]:
+    """By the names that rows may have."""
+    tiers: dict[str, Tier] = {"pvc": FileTier(store_dir)} if store_dir else {}
+    if objects is not None:
+        tiers |= dict.fromkeys(S3_TIERS, objects)
+    return tiers
+
+
+def _in_order(tiers: Mapping[str, Tier], default: str) -> list[Tier]:
+    """The one that is wanted, then the others. In the database only what nobody else takes."""
+    if default == "db":
+        return []
+    wanted = [tiers[default]] if default in tiers else []
+    others = [tier for tier in tiers.values() if tier not in wanted]
+    return list(dict.fromkeys([*wanted, *others]))

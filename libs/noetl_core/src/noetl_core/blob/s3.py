@@ -18,13 +18,14 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 import msgspec
 
-from noetl_core.blob.away import StoreAwayError
+from noetl_core.blob.away import StoreAwayError, StoreRefusedError
 from noetl_core.blob.metrics import S3_MS, S3_REQUESTS
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ CONNECTIONS_MAX = 32
 _CONNECT_SECONDS_MAX = 5.0
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _NO_BUCKET = "NoSuchBucket"
+_REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _MADE_BY_OTHERS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
@@ -193,8 +195,7 @@ class S3:
                 outcome = "missing"
                 raise FileNotFoundError(f"{SCHEME}{bucket}/{key}") from error
             what = f"{self._settings.named} could not {operation} {SCHEME}{bucket}/{key}: "
-            kind = _NoBucketError if reason == _NO_BUCKET else StoreAwayError
-            raise kind(what + reason + _HINTS.get(reason, "")) from error
+            raise _kind(error, reason)(what + reason + _HINTS.get(reason, "")) from error
         finally:
             S3_REQUESTS.add(1, {"operation": operation, "outcome": outcome})
             S3_MS.record((time.perf_counter() - begun) * 1000, {"operation": operation})
@@ -212,7 +213,7 @@ class S3:
         return client
 
 
-class _NoBucketError(StoreAwayError):
+class _NoBucketError(StoreRefusedError):
     """There is no such bucket, or not yet."""
 
 
@@ -274,3 +275,11 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, BotoCoreError | aiohttp.ClientError):
         return type(error).__name__
     return None
+
+
+def _kind(error: Exception, reason: str) -> type[StoreAwayError]:
+    if reason == _NO_BUCKET:
+        return _NoBucketError
+    status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    is_refused = reason == "NoCredentialsError" or status in _REFUSALS
+    return StoreRefusedError if is_refused else StoreAwayError

@@ -58,6 +58,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Files of archives in S3 that a reader keeps on its disk (TMPDIR), in MB.",
         ),
     ] = 1024.0
+    default_store_tier: Annotated[
+        Literal["", "db", "pvc", "minio", "s3", "gcs"],
+        Meta(
+            description="Where results above 64 KiB go while it answers: db, pvc (STORE_DIR), or "
+            "s3, minio, gcs (S3_BUCKET); by default pvc if it is set, else s3, else db."
+        ),
+    ] = ""
     s3_endpoint: Annotated[
         str,
         Meta(
@@ -94,6 +101,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.archive_dir and not _PLACE.fullmatch(self.archive_dir):
             raise ValueError(
                 f"NOETL_ARCHIVE_DIR={self.archive_dir!r}: expected a directory or s3://BUCKET/PREFIX"
+            )
+        needs = {"": True, "db": True, "pvc": bool(self.store_dir)}
+        if not needs.get(self.default_store_tier, bool(self.s3_bucket)):
+            variable = "NOETL_STORE_DIR" if self.default_store_tier == "pvc" else "NOETL_S3_BUCKET"
+            raise ValueError(
+                f"NOETL_DEFAULT_STORE_TIER={self.default_store_tier!r} needs {variable}"
             )
         if bool(self.s3_access_key) != bool(self.s3_secret_key):
             raise ValueError("NOETL_S3_ACCESS_KEY and NOETL_S3_SECRET_KEY: set both, or neither")

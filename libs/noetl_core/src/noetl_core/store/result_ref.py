@@ -71,13 +71,15 @@ _EXPIRED = """
 SELECT execution_id, ref_id, store_tier, physical_uri
 FROM noetl.result_ref
 WHERE expires_at <= now() AND expires_at IS NOT NULL AND removed_at IS NULL
+  AND store_tier = ANY ($1::text[])
 ORDER BY expires_at
-LIMIT $1
+LIMIT $2
 """
 
 
-async def expired(conn: Connection | Pool, *, limit: int) -> list[Expired]:
-    return [Expired(*row) for row in await conn.fetch(_EXPIRED, limit)]
+async def expired(conn: Connection | Pool, *, tiers: Sequence[str], limit: int) -> list[Expired]:
+    """Those of the tiers that somebody can remove them from."""
+    return [Expired(*row) for row in await conn.fetch(_EXPIRED, tiers, limit)]
 
 
 _REMOVE = "SELECT noetl.remove_expired($1, $2)"
