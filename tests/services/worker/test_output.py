@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from noetl_core.blob import ResultStore, document_of
+from noetl_core.blob import ReferenceNotAvailableError, ResultStore, document_of
+from noetl_core.blob.away import StoreAwayError, StoreRefusedError
+from noetl_core.blob.s3 import S3
+from noetl_core.blob.s3_tier import S3Tier
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.ids import CommandId
 from noetl_core.domain.result_view import StepDocument
@@ -14,13 +17,24 @@ from noetl_core.process.secrets import generate_key
 from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Done, Failed, Partial, decode_messages
+from noetl_worker import patience
 from noetl_worker.names import Names
 from noetl_worker.pipeline import Ended
 from noetl_worker.plan import StepPlan
 from noetl_worker.selection import select
 from noetl_worker.tools.tool import ToolCall, ToolResult
 from services.worker.bench import Bench, ScriptedTool
-from services.worker.desk import Ear, config, issue, listening, playbook, register, working
+from services.worker.desk import (
+    EXECUTION,
+    Ear,
+    config,
+    issue,
+    listening,
+    playbook,
+    register,
+    working,
+)
+from support.s3 import BUCKET, Gate, settings
 
 BUSY = ToolError(kind="rate_limit", message="slow down", retryable=True)
 
@@ -341,3 +355,65 @@ async def _drained(ear: Ear, command_id: CommandId) -> Done:
                     assert isinstance(end, Done), end
                     return end
             await asyncio.sleep(0.01)
+
+
+TO_S3 = "- step: a\n  tool: {kind: noop}\n  output: {store: {kind: s3}}"
+
+
+async def test_a_result_can_go_to_s3(bench: Bench, s3: S3) -> None:
+    bench.results = ResultStore(objects=S3Tier(s3, BUCKET))
+    bench.answers({"a": 1})
+
+    end = await bench.run(TO_S3)
+
+    assert isinstance(end, Done)
+    assert end.stored is not None
+    assert (end.stored.tier, end.stored.inline) == ("s3", None)
+    assert await bench.results.read_stored(EXECUTION, end.stored) == {"a": 1}
+
+
+async def test_a_result_that_must_go_to_an_s3_that_is_away_may_be_tried_again(
+    bench: Bench, gate: Gate
+) -> None:
+    gate.spoil("shut")
+    async with S3(settings(gate.url, timeout_seconds=1.0)) as s3:
+        bench.results = ResultStore(objects=S3Tier(s3, BUCKET))
+        bench.answers({"a": 1})
+
+        error = await bench.error(TO_S3)
+
+    assert (error.code, error.retryable) == ("REFERENCE_NOT_AVAILABLE", True)
+    assert "could not put" in error.message
+
+
+async def test_a_store_that_is_away_is_asked_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "backoff_seconds", lambda _failures: 0.0)
+    asked = 0
+
+    async def ask() -> str:
+        nonlocal asked
+        asked += 1
+        if asked < answers_at:
+            raise StoreAwayError("away")
+        return "found"
+
+    answers_at = patience.STORE_TRIES_MAX
+    assert await patience.read_patiently(EXECUTION, ask) == "found"
+    asked, answers_at = 0, patience.STORE_TRIES_MAX + 1
+    with pytest.raises(ReferenceNotAvailableError, match="away"):
+        await patience.read_patiently(EXECUTION, ask)
+
+
+async def test_a_store_that_refuses_us_is_not_asked_again() -> None:
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        raise StoreRefusedError("no")
+
+    with pytest.raises(ReferenceNotAvailableError, match="no"):
+        await patience.read_patiently(EXECUTION, ask)
+    assert asked == 1
