@@ -163,7 +163,7 @@ class Leaser:
             await self._bus.wake(pool_wake(_ANY_SHARD, pool), b"%d" % count)
 
     async def _plan_next_look(self, *, found: bool) -> None:
-        if found or not self._bus.is_connected:
+        if found or not self._bus.is_answering:
             self._look_in(self._poll_away_seconds)
             return
         ready_in = await command.next_available(

@@ -28,7 +28,8 @@ PUBLISH_SECONDS_MAX = 1.0
 PUBLISH_SECONDS_DOUBTED = 0.25
 """After one has waited in vain the next ones wait less: a server may hang for many seconds before
 its connection counts as lost."""
-PING_SECONDS = 5
+PING_SECONDS = 2
+"""A server that hangs is given up after two of them without an answer."""
 # No more than this waits to be sent; a publisher waits for the socket beyond it.
 PENDING_BYTES_MAX = 8 * 1024 * 1024
 
@@ -70,6 +71,11 @@ class Bus:
     @property
     def is_connected(self) -> bool:
         return self._client is not None and self._client.is_connected
+
+    @property
+    def is_answering(self) -> bool:
+        """Connected, and the last who published had an answer: whoever waits to be woken may."""
+        return self.is_connected and not self._is_doubted
 
     @property
     def client(self) -> Client | None:
