@@ -89,6 +89,8 @@ class Survey(NamedTuple):
 
 # An execution may go when it ended long ago, when its row says so of its very last event (a retry
 # that is not projected yet would be later), and when no ancestor may still read what it returned.
+# One with a result that has a time to live stays until that is over and its payload removed: nobody
+# takes anything out of a file of an archive.
 _SURVEY = """
 WITH RECURSIVE found AS (
     SELECT execution_id, count(*) AS events, max(event_id) AS last
@@ -114,9 +116,15 @@ WITH RECURSIVE found AS (
     FROM family AS f JOIN noetl.execution AS x ON x.execution_id = f.ancestor
     WHERE x.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')
        OR coalesce(x.ended_at, x.updated_at) >= $3
+), expiring AS (
+    SELECT DISTINCT execution_id FROM noetl.result_ref
+    WHERE execution_id >= $1 AND execution_id < $2
+      AND expires_at IS NOT NULL AND removed_at IS NULL
 ), sorted AS (
-    SELECT j.execution_id, j.events, j.ended AND n.execution_id IS NULL AS goes
-    FROM judged AS j LEFT JOIN needed AS n USING (execution_id)
+    SELECT j.execution_id, j.events,
+           j.ended AND n.execution_id IS NULL AND t.execution_id IS NULL AS goes
+    FROM judged AS j
+    LEFT JOIN needed AS n USING (execution_id) LEFT JOIN expiring AS t USING (execution_id)
 )
 SELECT count(*) FILTER (WHERE goes),
        coalesce(sum(events) FILTER (WHERE goes), 0)::bigint,
@@ -130,6 +138,43 @@ async def survey(conn: Connection, *, lower: int, upper: int, kept_from: Any) ->
     row = await conn.fetchrow(_SURVEY, lower, upper, kept_from, timeout=STATEMENT_SECONDS_MAX)
     assert row is not None
     return Survey(*row)
+
+
+class Weight(NamedTuple):
+    """How much one transaction would move or delete: rows of both tables, and their documents."""
+
+    rows: int
+    bytes: int
+
+
+# What is stored of a document is its size here: nothing is unpacked to find it.
+_KEPT_WEIGHT = """
+SELECT count(*), coalesce(sum(size), 0)::bigint
+FROM (
+    SELECT coalesce(pg_column_size(context), 0) + coalesce(pg_column_size(result), 0) AS size
+    FROM noetl.event WHERE execution_id = ANY ($1::bigint[])
+    UNION ALL
+    SELECT coalesce(pg_column_size(inline), 0)
+    FROM noetl.result_ref WHERE execution_id = ANY ($1::bigint[])
+) AS found
+"""
+
+
+async def kept_weight(conn: Connection, kept: Sequence[int]) -> Weight:
+    """Of executions that stay: what moves when the partition of their week goes."""
+    row = await conn.fetchrow(_KEPT_WEIGHT, kept, timeout=STATEMENT_SECONDS_MAX)
+    assert row is not None
+    return Weight(*row)
+
+
+_DEFAULT_WEIGHT = "SELECT rows, bytes FROM noetl.default_weight($1, $2, $3)"
+
+
+async def default_weight(conn: Connection, *, lower: int, upper: int, rows_max: int) -> Weight:
+    """What of a range is in the DEFAULT partitions; not much more than `rows_max` is counted."""
+    row = await conn.fetchrow(_DEFAULT_WEIGHT, lower, upper, rows_max)
+    assert row is not None
+    return Weight(*row)
 
 
 class Key(NamedTuple):
