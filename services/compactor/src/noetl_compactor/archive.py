@@ -58,8 +58,8 @@ from noetl_core.store.postgres import Connection, Pool
 
 FILE_ROWS_MAX = 200_000
 FILE_BYTES_MAX = 128 * 1024 * 1024
-MOVED_ROWS_MAX = 20_000
-MOVED_BYTES_MAX = 16 * 1024 * 1024
+MOVED_ROWS_MAX = 5_000
+MOVED_BYTES_MAX = 8 * 1024 * 1024
 """More than this does not move under the lock of a drop: then the others are deleted."""
 SLICE_ROWS = 50_000
 """Rows that are deleted in one transaction, where no partition can be dropped."""

@@ -10,9 +10,11 @@ from datetime import datetime
 import structlog
 
 from noetl_compactor import metrics
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.tier import Tier
 from noetl_core.store import idempotency, result_ref
 from noetl_core.store.postgres import Pool
+from noetl_core.store.result_ref import Expired
 
 EXPIRED_AT_ONCE = 500
 KEYS_AT_ONCE = 10_000
@@ -24,22 +26,32 @@ log = structlog.get_logger()
 
 async def expire(pool: Pool, tiers: Mapping[str, Tier]) -> int:
     """One turn: remove the payloads of expired results. Says how many."""
-    removed = 0
+    removed, last = 0, None
     for _ in range(BATCHES_MAX):
-        found = await result_ref.expired(pool, limit=EXPIRED_AT_ONCE)
         # A tier that is not configured here belongs to another compactor: its rows stay.
-        ours = [one for one in found if one.tier == "db" or one.tier in tiers]
-        for one in ours:
-            if one.uri is not None:
-                await tiers[one.tier].delete(one.uri)
-        if ours:
-            removed += await result_ref.remove_expired(pool, ours)
-        if len(found) < EXPIRED_AT_ONCE or not ours:
+        found = await result_ref.expired(pool, ["db", *tiers], after=last, limit=EXPIRED_AT_ONCE)
+        gone = [one for one in found if await _is_gone(one, tiers)]
+        if gone:
+            removed += await result_ref.remove_expired(pool, gone)
+        if len(found) < EXPIRED_AT_ONCE:
             break
+        last = found[-1]
     if removed:
         metrics.RESULTS_EXPIRED.add(removed)
         log.info("result.expired", count=removed)
     return removed
+
+
+async def _is_gone(one: Expired, tiers: Mapping[str, Tier]) -> bool:
+    """False: its file could not be removed. A later turn tries again, the others do not wait."""
+    if one.uri is None:
+        return True
+    try:
+        await tiers[one.tier].delete(one.uri)
+    except (OSError, StoreAwayError) as error:
+        log.warning("result.not_removed", tier=one.tier, uri=one.uri, error=str(error))
+        return False
+    return True
 
 
 async def forget_keys(pool: Pool, *, before: datetime) -> int:

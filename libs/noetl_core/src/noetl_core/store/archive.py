@@ -377,12 +377,16 @@ async def files(conn: Connection, archive_id: int) -> list[File]:
 
 
 # No archive covers most of the executions that are asked for: one look into a small index.
-# Those who stayed behind are in the range of its files and not in them.
-_FILES_OF = """
-SELECT p.source, p.physical_uri, p.item_count, p.bytes, p.sha256, p.lower_id, p.upper_id
+# Those who stayed behind are in the range of its files and not in them. What is recorded and not
+# dropped yet is in the database, complete: no reader needs the files.
+_COVERING = """
 FROM noetl.manifest_part AS p JOIN noetl.manifest AS m USING (execution_id, manifest_id)
-WHERE p.lower_id IS NOT NULL AND p.lower_id <= $1::bigint AND p.upper_id >= $1::bigint
+WHERE p.lower_id IS NOT NULL AND int8range(p.lower_id, p.upper_id, '[]') @> $1::bigint
   AND NOT m.meta -> 'kept' ? $1::bigint::text
+"""
+_FILES_OF = f"""
+SELECT p.source, p.physical_uri, p.item_count, p.bytes, p.sha256, p.lower_id, p.upper_id
+{_COVERING} AND m.meta ? 'dropped_at'
 ORDER BY p.manifest_id, p.part_index
 """
 
@@ -390,6 +394,14 @@ ORDER BY p.manifest_id, p.part_index
 async def files_of(conn: Connection | Pool, execution_id: ExecutionId) -> list[File]:
     """The files that hold the rows of an execution; none unless it has left the database."""
     return [_file(row) for row in await conn.fetch(_FILES_OF, execution_id)]
+
+
+_COVERS = f"SELECT EXISTS (SELECT {_COVERING})"
+
+
+async def covers(conn: Connection | Pool, execution_id: ExecutionId) -> bool:
+    """Whether its rows are in an archive, whether or not they have left the database by now."""
+    return bool(await conn.fetchval(_COVERS, execution_id))
 
 
 def _file(row: Any) -> File:

@@ -311,7 +311,7 @@ _REVIVES = ExecutionRetried.__struct_config__.tag
 _REQUIRE_START = "SELECT noetl.require_start($1)"
 
 
-async def _require_start(conn: Connection, revived: Sequence[ExecutionId]) -> None:
+async def _require_start(conn: Connection, revived: Sequence[int]) -> None:
     """Only what has ended is archived, so only what goes on after its end may find its log gone.
 
     The gateway looks before it promises a retry, but the log may go between that and this. Our
