@@ -1,6 +1,7 @@
 """While old executions leave the database, others append to the log and hardly notice."""
 
 import asyncio
+import errno
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from noetl_compactor.archive import archive_past
+from noetl_compactor.archive import Resting, archive_past
 from noetl_core.blob.file_place import FilePlace
 from noetl_core.blob.place import Place
 from noetl_core.domain.ids import EventId, ExecutionId
@@ -279,3 +280,32 @@ async def test_a_result_with_a_ttl_is_committed_while_rows_of_another_week_are_d
 
     expires_at = await pool.fetchval("SELECT expires_at FROM noetl.result_ref")
     assert timedelta(seconds=50) < expires_at - datetime.now(UTC) < timedelta(seconds=70)
+
+
+async def test_a_full_disk_fails_one_archive_and_the_next_turn_makes_it(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await a_week(pool)
+    await an_execution(pool, 1)
+
+    def full(step: str) -> None:
+        if step == "file written":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert await archive_past(compactor_pool, rules(place, after=full)) == 0
+    assert len(await rows_of(pool, "event")) == 4
+
+    assert await archive_past(compactor_pool, rules(place)) == 4
+    assert await place.names("making/") == []
+
+
+async def test_a_week_of_which_nothing_can_go_is_left_alone_for_a_while(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await an_execution(pool, 1, status="RUNNING")
+    resting = Resting()
+    await archive_past(compactor_pool, rules(place, resting=resting))
+    await pool.execute("UPDATE noetl.execution SET status = 'COMPLETED', ended_at = started_at")
+
+    assert await archive_past(compactor_pool, rules(place, resting=resting)) == 0
+    assert await archive_past(compactor_pool, rules(place, resting=Resting(0.0))) == 4

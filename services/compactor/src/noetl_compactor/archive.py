@@ -64,6 +64,7 @@ MOVED_BYTES_MAX = 8 * 1024 * 1024
 SLICE_ROWS = 50_000
 """Rows that are deleted in one transaction, where no partition can be dropped."""
 CHECKED_AT_ONCE = 4
+REST_SECONDS = 3600.0
 
 Step = Literal[
     "surveyed",
@@ -85,6 +86,20 @@ def _nothing(_step: Step) -> None:
     """Between the lines of the protocol nothing happens, unless a test says so."""
 
 
+class Resting:
+    """Weeks of which nothing could go the last time: reading them every turn would not help."""
+
+    def __init__(self, seconds: float = REST_SECONDS) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}
+
+    def put(self, week: Week) -> None:
+        self._until[week.name] = time.monotonic() + self._seconds
+
+    def __contains__(self, week: Week) -> bool:
+        return time.monotonic() < self._until.get(week.name, 0.0)
+
+
 class Rules(NamedTuple):
     """How to archive. `after` is called after every line of the protocol."""
 
@@ -96,6 +111,7 @@ class Rules(NamedTuple):
     moved_bytes: int = MOVED_BYTES_MAX
     slice_rows: int = SLICE_ROWS
     after: Callable[[Step], None] = _nothing
+    resting: Resting | None = None
 
 
 class Cut(NamedTuple):
@@ -132,7 +148,7 @@ async def _turn(conn: Connection, rules: Rules) -> AsyncIterator[int]:
     tried: set[str] = set()
     for name in await archive.partition_weeks(conn):
         week = week_named(name)
-        is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms)
+        is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms) and not _rests(week, rules)
         if is_ripe and not await _is_pending(conn, week):
             cut = await _whole(conn, week, rules)
             if cut is not None:
@@ -182,10 +198,18 @@ async def _archive_rest(conn: Connection, rules: Rules, tried: Collection[str]) 
     events = 0
     week = await _next_week(conn, 0, rules)
     while week is not None:
-        if week.name not in tried and not await _is_pending(conn, week):
-            events += await _archive_slices(conn, week, rules)
+        is_left = week.name not in tried and not _rests(week, rules)
+        if is_left and not await _is_pending(conn, week):
+            gone = await _archive_slices(conn, week, rules)
+            if not gone and rules.resting is not None:
+                rules.resting.put(week)
+            events += gone
         week = await _next_week(conn, week.upper, rules)
     return events
+
+
+def _rests(week: Week, rules: Rules) -> bool:
+    return rules.resting is not None and week in rules.resting
 
 
 async def _is_pending(conn: Connection, week: Week) -> bool:
@@ -229,8 +253,10 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     rules.after("surveyed")
     try:
         made = await _write(conn, cut, rules)
-    except (parquet.ArchiveDamagedError, duckdb.Error):
-        # Nothing was recorded, so nothing is lost; the other weeks and duties go on.
+    except (parquet.ArchiveDamagedError, duckdb.Error, OSError):
+        if conn.is_closed():
+            raise  # we do not lead any more
+        # Nothing was recorded, so nothing is lost: a full disk, say. Other weeks and duties go on.
         metrics.ARCHIVES_FAILED.add(1)
         log.exception("archive.failed", week=cut.week.name)
         return 0
