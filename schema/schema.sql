@@ -93,6 +93,22 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION noetl.default_weight(low bigint, high bigint, rows_max bigint, OUT rows bigint, OUT bytes bigint) RETURNS record
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT count(*), coalesce(sum(size), 0)::bigint
+    FROM (
+        (SELECT coalesce(pg_column_size(context), 0) + coalesce(pg_column_size(result), 0) AS size
+         FROM noetl.event_default
+         WHERE execution_id >= low AND execution_id < high LIMIT rows_max + 1)
+        UNION ALL
+        (SELECT coalesce(pg_column_size(inline), 0)
+         FROM noetl.result_ref_default
+         WHERE execution_id >= low AND execution_id < high LIMIT rows_max + 1)
+    ) AS found
+$$;
+
 CREATE FUNCTION noetl.discard_archive(archive_id bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -115,6 +131,7 @@ CREATE FUNCTION noetl.drop_archived(archive_id bigint) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '500ms'
+    SET enable_seqscan TO 'on'
     AS $_$
 DECLARE
     archive noetl.manifest;
@@ -168,10 +185,23 @@ BEGIN
             END IF;
             counts := counts || found_rows;
         END LOOP;
+        PERFORM set_config('enable_seqscan', 'off', true);
+        -- All locks before any work. Whoever reads or writes partitions holds a lock of their
+        -- parent, so after the first two only maintenance can be in the way: no long wait for that.
         LOCK TABLE ONLY noetl.event IN ACCESS EXCLUSIVE MODE;
+        PERFORM set_config('lock_timeout', '100ms', true);
         LOCK TABLE ONLY noetl.result_ref IN ACCESS EXCLUSIVE MODE;
+        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
+            FOREACH partition_name IN ARRAY ARRAY[source || '_default', source || '_' || week] LOOP
+                IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+                    EXECUTE format('LOCK TABLE noetl.%I IN ACCESS EXCLUSIVE MODE', partition_name);
+                END IF;
+            END LOOP;
+        END LOOP;
         partition_name := 'event_' || week;
         IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+            -- Without the order of an index the planner takes "any row" as "the first that is met"
+            -- and reads the whole partition, once a shard, to find that there is none.
             EXECUTE format($query$
                 WITH RECURSIVE shard AS (
                     SELECT min(shard_id) AS shard_id FROM noetl.%1$I
@@ -186,7 +216,7 @@ BEGIN
                         WHERE p.shard_id = shard.shard_id
                           AND p.event_id > coalesce(($1 ->> shard.shard_id::text)::bigint, 0)
                           AND p.execution_id <> ALL ($2)
-                        LIMIT 1
+                        ORDER BY p.event_id LIMIT 1
                     ) AS newer
                     WHERE shard.shard_id IS NOT NULL
                 )
@@ -198,7 +228,7 @@ BEGIN
         END IF;
         FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
             partition_name := source || '_' || week;
-            -- Rows of the week that came before its partition are in the DEFAULT one.
+            -- Rows of a week that came before its partition are in the DEFAULT one.
             EXECUTE format(
                 'DELETE FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2'
                 ' AND execution_id <> ALL ($3)', source || '_default'
@@ -358,6 +388,46 @@ BEGIN
     RETURN removed;
 END
 $$;
+
+CREATE FUNCTION noetl.require_start(executions bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    missing bigint;
+BEGIN
+    SELECT wanted.execution_id INTO missing FROM unnest(executions) AS wanted (execution_id)
+    WHERE NOT EXISTS (
+        SELECT FROM noetl.event AS e
+        WHERE e.execution_id = wanted.execution_id AND e.event_key = 'start'
+    )
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'execution % went into an archive before it could go on: rerun it', missing
+            USING ERRCODE = 'NS003';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION noetl.set_expiries(executions bigint[], refs bigint[], ttls double precision[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT u.execution_id, array_agg(u.ref_id) AS refs, array_agg(u.ttl) AS ttls
+        FROM unnest(executions, refs, ttls) AS u (execution_id, ref_id, ttl)
+        GROUP BY u.execution_id ORDER BY u.execution_id
+    LOOP
+        EXECUTE format($query$
+            UPDATE noetl.result_ref AS r SET expires_at = now() + make_interval(secs => u.ttl)
+            FROM unnest($1, $2) AS u (ref_id, ttl)
+            WHERE r.execution_id = %s AND r.ref_id = u.ref_id
+            $query$, one.execution_id
+        ) USING one.refs, one.ttls;
+    END LOOP;
+END
+$_$;
 
 CREATE FUNCTION noetl.silence_allowed(runtime jsonb, usual_seconds double precision) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -917,6 +987,8 @@ CREATE INDEX manifest_archive_idx ON noetl.manifest USING btree (manifest_id) WH
 
 CREATE INDEX manifest_part_archive_idx ON noetl.manifest_part USING btree (lower_id, upper_id) WHERE (lower_id IS NOT NULL);
 
+CREATE INDEX manifest_part_range_idx ON noetl.manifest_part USING gist (int8range(lower_id, upper_id, '[]'::text)) WHERE (lower_id IS NOT NULL);
+
 CREATE INDEX metric_component_idx ON noetl.metric USING btree (((labels ->> 'component'::text)), metric_id);
 
 CREATE INDEX metric_kind_idx ON noetl.metric USING btree (((labels ->> 'kind'::text)), metric_id);
@@ -967,6 +1039,9 @@ GRANT USAGE ON SCHEMA noetl TO noetl_query;
 
 GRANT ALL ON FUNCTION noetl.commit_batch(fence_shard integer[], fence_epoch bigint[], e_execution bigint[], e_id bigint[], e_key text[], e_shard integer[], e_type text[], e_status text[], e_node text[], e_command text[], e_loop bigint[], e_index integer[], e_attempt integer[], e_parent bigint[], e_parent_execution bigint[], e_catalog bigint[], e_epoch bigint[], e_context text[], e_result text[], e_meta text[], e_error text[], x_execution bigint[], x_command text[], x_worker text[], x_all bigint[], c_execution bigint[], c_command text[], c_shard integer[], c_step text[], c_attempt integer[], c_pool text[], c_priority integer[], c_delay double precision[], c_payload bytea[], r_execution bigint[], r_ref bigint[], r_parent bigint[], r_step text[], r_tier text[], r_uri text[], r_media text[], r_bytes bigint[], r_sha256 bytea[], r_inline bytea[], inbox_ids bigint[]) TO noetl_broker;
 
+REVOKE ALL ON FUNCTION noetl.default_weight(low bigint, high bigint, rows_max bigint, OUT rows bigint, OUT bytes bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.default_weight(low bigint, high bigint, rows_max bigint, OUT rows bigint, OUT bytes bigint) TO noetl_compactor;
+
 REVOKE ALL ON FUNCTION noetl.discard_archive(archive_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION noetl.discard_archive(archive_id bigint) TO noetl_compactor;
 
@@ -984,6 +1059,12 @@ GRANT ALL ON FUNCTION noetl.query(statement text, width integer, row_limit integ
 
 REVOKE ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION noetl.remove_expired(executions bigint[], refs bigint[]) TO noetl_compactor;
+
+REVOKE ALL ON FUNCTION noetl.require_start(executions bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.require_start(executions bigint[]) TO noetl_broker;
+
+REVOKE ALL ON FUNCTION noetl.set_expiries(executions bigint[], refs bigint[], ttls double precision[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION noetl.set_expiries(executions bigint[], refs bigint[], ttls double precision[]) TO noetl_broker;
 
 GRANT SELECT ON TABLE noetl.api_key TO noetl_api_gateway;
 GRANT SELECT ON TABLE noetl.api_key TO noetl_compactor;

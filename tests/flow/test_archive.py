@@ -10,6 +10,7 @@ import pytest
 
 from chaos.stack import running_stack
 from noetl_compactor.archive import Rules, archive_past
+from noetl_compactor.expire import expire
 from noetl_core.blob.place import Place
 from noetl_core.domain.retention import DAY_MS
 from noetl_core.domain.snowflake import Snowflake
@@ -34,7 +35,10 @@ PLAYBOOKS: dict[str, Any] = {
     "nested_outer": "COMPLETED",
     "streaming_chunks": "COMPLETED",
     "edited": "COMPLETED",
+    "forgetful": "COMPLETED",
 }
+LOOP_ITEMS = 600
+"""More than a gateway reads of a loop with one statement, and more than a page of events."""
 
 
 @pytest.fixture
@@ -62,6 +66,17 @@ async def bodies(flow: Flow, execution_id: int) -> dict[str, bytes]:
     for path in paths:
         answer = await flow.stack.client.get(path)
         found[path] = str(answer.status_code).encode() + b" " + answer.content
+    return found | await pages_of_events(flow, base)
+
+
+async def pages_of_events(flow: Flow, base: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    after: str | None = "0"
+    while after is not None:
+        path = f"{base}/events?limit=100&after={after}"
+        answer = await flow.stack.client.get(path)
+        found[path] = answer.content
+        after = answer.json()["next_after"]
     return found
 
 
@@ -71,8 +86,12 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Pl
         execution_id = await own_flow.start(playbook)
         await own_flow.stack.until_ended(execution_id)
         executions += [execution_id, *await own_flow.children(execution_id)]
+    looped = await own_flow.start("collections", items=list(range(LOOP_ITEMS)))
+    await own_flow.stack.until_ended(looped)
+    executions.append(looped)
     for execution_id in executions:
         await own_flow._read(execution_id)
+    await expire_all(own_flow)
     before = {one: await bodies(own_flow, one) for one in executions}
     events = await own_flow.stack.query("SELECT count(*) FROM noetl.event")
 
@@ -85,6 +104,9 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Pl
         after = await bodies(own_flow, one)
         for path, body in before[one].items():
             assert after[path] == body, path
+    assert len([path for path in before[looped] if "/events?limit=100&" in path]) > 10
+    whole = json.loads(before[looped][f"/api/executions/{looped}/steps/each/result"][4:])
+    assert whole == list(range(LOOP_ITEMS))
     bodies_of_traces = [
         body for found in before.values() for path, body in found.items() if "/trace/" in path
     ]
@@ -94,6 +116,19 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Pl
     assert max(len(trace["links"]) for trace in traces) > 2
     kinds = {link["type"] for trace in traces for link in trace["links"]}
     assert kinds >= {"db", "eventlog", "pages"}
+
+
+async def expire_all(flow: Flow) -> None:
+    """What has a time to live keeps its execution until that is over and the payload removed."""
+    living = "SELECT 1 FROM noetl.result_ref WHERE expires_at IS NOT NULL AND removed_at IS NULL"
+    dsn = flow.stack.info["dsn"]
+    async with (
+        asyncio.timeout(10),
+        open_pool(dsn, role="noetl_compactor", size_max=2) as pool,
+    ):
+        while await pool.fetch(living):
+            await expire(pool, {})
+            await asyncio.sleep(0.1)
 
 
 async def archive_all(flow: Flow, place: Place) -> int:

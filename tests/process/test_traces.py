@@ -1,5 +1,7 @@
 """Spans without a context to carry: ids are names, so every service tells its own part."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +17,8 @@ from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ToolError
 from noetl_core.domain.events import (
     AnyFact,
+    CommandClaimed,
+    CommandExpired,
     Event,
     ExecutionCancelled,
     StepEntered,
@@ -28,11 +32,12 @@ from noetl_core.domain.ids import (
     ShardId,
     StepName,
     VisitId,
+    WorkerId,
 )
 from noetl_core.domain.snowflake import first_id_at
 from noetl_core.domain.state import ExecutionState, ExecutionStatus
 from noetl_core.process import otlp
-from noetl_core.process.telemetry import spans
+from noetl_core.process.telemetry import LAST_WORDS_SECONDS_MAX, spans
 from noetl_core.process.traces import Spans
 from noetl_core.store.event import EventRow, event_row
 from noetl_core.store.execution_projection import Projected
@@ -41,9 +46,9 @@ from noetl_projection.tracing import tell_ended
 from services.projection.logs import Logged, append, shard
 from support.collector import Collector, running_collector
 
-EXECUTION = ExecutionId(3_000_000_000_000_000_000)
-LOAD = StepName("load")
 NOW_MS = int(time.time() * 1000)
+EXECUTION = ExecutionId(first_id_at(NOW_MS - 2000))
+LOAD = StepName("load")
 
 
 class Heard(SpanProcessor):
@@ -94,8 +99,46 @@ def test_names_make_ids_and_different_names_make_different_ones() -> None:
 
     assert len(ids) == 6
     assert all(0 < one < 1 << 64 for one in ids)
-    assert trace_ids.trace_id(EXECUTION) == trace_ids.trace_id(ExecutionId(EXECUTION + 0))
     assert trace_ids.trace_id(EXECUTION) != trace_ids.trace_id(ExecutionId(EXECUTION + 1))
+
+
+def test_another_process_makes_the_same_ids_of_the_same_names() -> None:
+    code = (
+        "from noetl_core.domain import trace_ids as t;"
+        f"print(t.trace_id({EXECUTION}), t.command_span({EXECUTION}, 'load.1#1'))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert said.stdout.split() == [
+        str(trace_ids.trace_id(EXECUTION)),
+        str(trace_ids.command_span(EXECUTION, CommandId("load.1#1"))),
+    ]
+
+
+SILENT = """
+import socket, time
+from noetl_core.process.telemetry import set_up_telemetry, spans
+
+listening = socket.socket()
+listening.bind(("127.0.0.1", 0))
+listening.listen(100)
+url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+shut_down = set_up_telemetry(instance="i", otlp_endpoint=url)
+told = spans("broker")
+for n in range(8000):
+    told.visit(n, f"a.{n}", "step a", (time.time_ns(), time.time_ns()), {})
+begun = time.perf_counter()
+shut_down()
+print(time.perf_counter() - begun)
+"""
+
+
+def test_a_collector_that_listens_and_says_nothing_delays_the_end_by_two_seconds_at_most() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", SILENT], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    assert float(said.stdout) < LAST_WORDS_SECONDS_MAX + 1
 
 
 def test_nobody_wants_spans_unless_an_endpoint_is_set() -> None:
@@ -148,6 +191,25 @@ async def test_visits_that_are_cut_short_end_with_their_execution(pool: Pool, he
     assert span.end_time == (NOW_MS + 40) * 1_000_000
 
 
+async def test_an_attempt_whose_worker_died_has_a_span(pool: Pool, heard: Heard) -> None:
+    command = CommandId("load.1#1")
+    claimed = CommandClaimed(step=LOAD, visit=1, command_id=command, worker_id=WorkerId("w"))
+    lost = ToolError(kind="lease_expired", message="the lease ran out")
+    expired = CommandExpired(step=LOAD, visit=1, command_id=command, error=lost)
+    await append(pool, [Logged(at(0, claimed), shard(EXECUTION), datetime.now(UTC))])
+    steps = StepSpans(pool, Spans(heard, service="broker", instance="b"))
+
+    steps.note([row(at(30_000, expired))])
+    await steps.tell()
+
+    (span,) = heard.spans
+    assert context_of(span)[1] == trace_ids.command_span(EXECUTION, command)
+    assert span.parent is not None
+    assert span.parent.span_id == trace_ids.visit_span(EXECUTION, VisitId("load.1"))
+    assert (span.start_time, span.end_time) == (NOW_MS * 10**6, (NOW_MS + 30_000) * 10**6)
+    assert span.status.status_code == StatusCode.ERROR
+
+
 def ended(status: ExecutionStatus, at_seconds: float, **fields: object) -> Projected:
     state = ExecutionState(execution_id=EXECUTION, catalog_id=CatalogId(1), status=status)
     if status == "FAILED":
@@ -156,7 +218,7 @@ def ended(status: ExecutionStatus, at_seconds: float, **fields: object) -> Proje
     return Projected(
         state=state,
         shard_id=ShardId(0),
-        started_at=datetime.fromtimestamp(at_seconds - 2, UTC),
+        started_at=datetime.fromtimestamp(at_seconds - 1.5, UTC),  # its first event was committed
         updated_at=moment,
         ended_at=moment,
         last_event_type=f"execution.{status.lower()}",
@@ -166,7 +228,7 @@ def ended(status: ExecutionStatus, at_seconds: float, **fields: object) -> Proje
 
 
 def test_an_execution_is_the_root_of_its_trace(heard: Heard) -> None:
-    child = ended("FAILED", time.time())
+    child = ended("FAILED", NOW_MS / 1000)
     child.state.parent_execution_id = ExecutionId(5)
     child.state.parent_command_id = CommandId("call.1#1")
 

@@ -133,3 +133,33 @@ def dies_at(step: str, *, times: int = 1) -> Crash:
 
 class DiedError(Exception):
     """The process is no more."""
+
+
+_MANY_EVENTS = """
+INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type, context)
+SELECT $1 + x * 4096::bigint, $1 + x * 4096::bigint + n, 'k' || n, x % 16, 'call.done', '{"a": 1}'
+FROM generate_series(1, $2::integer) AS x, generate_series(1, $3::integer) AS n
+"""
+_THEIR_RESULTS = """
+INSERT INTO noetl.result_ref (execution_id, ref_id, step, store_tier, bytes, inline)
+SELECT execution_id, event_id, 'load', 'db', 64, sha512(event_id::text::bytea)
+FROM noetl.event WHERE event_id % 3 = 0
+"""
+_THEIR_EXECUTIONS = """
+INSERT INTO noetl.execution (
+    execution_id, catalog_id, path, version, shard_id, status, state, ctx, progress,
+    last_event_type, last_projected_event_id, started_at, updated_at, ended_at
+)
+SELECT execution_id, 1, 'old', 1, 0, 'COMPLETED', '{}', '{}', '{}', 'execution.completed',
+       max(event_id), $1, $1, $1
+FROM noetl.event GROUP BY execution_id
+"""
+
+
+async def a_large_week(pool: Pool, *, executions: int, events: int) -> None:
+    """Ended executions with so many events each, on sixteen shards; the planner knows of them."""
+    ended = datetime.fromtimestamp(OLD_WEEK_MS / 1000, UTC)
+    await pool.execute(_MANY_EVENTS, first_id_at(OLD_WEEK_MS), executions, events, timeout=300)
+    await pool.execute(_THEIR_RESULTS, timeout=300)
+    await pool.execute(_THEIR_EXECUTIONS, ended, timeout=300)
+    await pool.execute("VACUUM (ANALYZE)", timeout=300)

@@ -14,7 +14,7 @@ import pytest
 from noetl_compactor.archive import Step, archive_past
 from noetl_core.blob.archives import MAKING, finished, mark_of
 from noetl_core.blob.file_place import FilePlace
-from noetl_core.blob.history import History
+from noetl_core.blob.history import ArchiveUnavailableError, History
 from noetl_core.blob.place import Place
 from noetl_core.domain.ids import EventId, ExecutionId, RefId
 from noetl_core.store.postgres import Pool
@@ -100,6 +100,23 @@ async def test_what_is_archived_is_answered_as_before(
     assert len(after) == len(EVENTS)
     assert await history.find(pool, one, [RefId(one + 3)]) == results
     assert await history.is_archived(pool, one)
+
+
+async def test_nobody_needs_the_files_of_an_archive_before_its_rows_are_dropped(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await an_old_log(pool)
+    with pytest.raises(DiedError):
+        await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
+    one = ExecutionId(execution_id(2))
+    blind = History(None)
+
+    assert await blind.page(pool, one, after=EventId(one + 4), limit=10) == []
+    assert await blind.find(pool, one, [RefId(12)]) == {}
+    assert await blind.is_archived(pool, one)
+    await archive_past(compactor_pool, rules(place))
+    with pytest.raises(ArchiveUnavailableError):
+        await blind.page(pool, one, after=EventId(one + 4), limit=10)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -141,6 +141,25 @@ async def test_a_row_that_names_what_is_not_ours_stops_nobody(
     assert await s3.names(BUCKET, "archive/x") == ["archive/x"]
 
 
+async def test_results_of_other_tiers_and_files_that_stay_hold_nobody_up(
+    pool: Pool, compactor_pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_compactor.expire.EXPIRED_AT_ONCE", 3)
+    tier = FileTier(tmp_path)
+    for number in range(4):
+        await a_result(pool, number, uri=f"pvc:05/5/in-the-way/{number}", lives_for=-3 * LATER)
+        # A directory cannot be removed as a file.
+        tier.path(f"pvc:05/5/in-the-way/{number}").mkdir(parents=True)
+    await pool.execute("UPDATE noetl.result_ref SET store_tier = 's3' WHERE ref_id IN (0, 1)")
+    for number in range(10, 14):
+        await a_result(pool, number, lives_for=-LATER)
+
+    assert await expire(compactor_pool, {"pvc": tier}) == 4
+
+    left = await pool.fetch("SELECT ref_id FROM noetl.result_ref WHERE removed_at IS NULL")
+    assert sorted(row["ref_id"] for row in left) == [0, 1, 2, 3]
+
+
 async def test_what_has_not_expired_cannot_be_removed(pool: Pool, compactor_pool: Pool) -> None:
     await a_result(pool, 1, lives_for=LATER)
 

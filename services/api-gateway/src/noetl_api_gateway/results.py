@@ -4,7 +4,6 @@ Lists that the log or a manifest puts together (loops, pages) are sent while the
 """
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -224,13 +223,14 @@ async def _values_of_loop(
     """
     loop = await manifest.activations(gateway.pool, execution_id, loop_id)
     history = gateway.results.history
-    read = partial(history.of_loop, gateway.pool, execution_id, loop.loop_ids)
     stop = await history.last_index(gateway.pool, execution_id, loop.loop_ids) + 1
     index = 0
-    for start in range(0, stop, LOOP_PAGE_SIZE):
-        page = await read(start=start, stop=start + LOOP_PAGE_SIZE)
+    async for ended in history.pages_of_loop(
+        gateway.pool, execution_id, loop.loop_ids, stop=stop, size=LOOP_PAGE_SIZE
+    ):
+        page = ended
         if loop.total is None:
-            page = [item for item in page if item.is_frame or not item.is_done]
+            page = [item for item in ended if item.is_frame or not item.is_done]
         for first in range(0, len(page), RESOLVED_AT_ONCE):
             group = page[first : first + RESOLVED_AT_ONCE]
             for item, value in zip(group, await _values(gateway, execution_id, group), strict=True):

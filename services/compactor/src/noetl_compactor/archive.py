@@ -30,15 +30,15 @@ What if another compactor believes to lead? All statements of a turn go through 
 that holds an advisory lock. A compactor that has lost it has lost the connection, so it can neither
 record nor drop. Names are never used twice: a file that it may still put is one that nobody names.
 
-A week without a partition of its own, and one in which so many executions still run that moving
-them would hold the log up, is archived in slices whose rows are deleted instead.
+A week without a partition of its own, and one in which so much stays that moving it would hold the
+log up, is archived in slices whose rows are deleted instead.
 """
 
 import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,16 +54,18 @@ from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.place import Place
 from noetl_core.domain.retention import Week, is_past, week_named, week_of
 from noetl_core.store import archive
-from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Survey
+from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Survey, Weight
 from noetl_core.store.postgres import Connection, Pool
 
 FILE_ROWS_MAX = 200_000
 FILE_BYTES_MAX = 128 * 1024 * 1024
-MOVED_ROWS_MAX = 100_000
-"""More rows than these do not move under the lock of a drop: then the others are deleted."""
+MOVED_ROWS_MAX = 5_000
+MOVED_BYTES_MAX = 8 * 1024 * 1024
+"""More than this does not move under the lock of a drop: then the others are deleted."""
 SLICE_ROWS = 50_000
 """Rows that are deleted in one transaction, where no partition can be dropped."""
 CHECKED_AT_ONCE = 4
+REST_SECONDS = 3600.0
 
 Step = Literal[
     "surveyed",
@@ -85,6 +87,20 @@ def _nothing(_step: Step) -> None:
     """Between the lines of the protocol nothing happens, unless a test says so."""
 
 
+class Resting:
+    """Weeks of which nothing could go the last time: reading them every turn would not help."""
+
+    def __init__(self, seconds: float = REST_SECONDS) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}
+
+    def put(self, week: Week) -> None:
+        self._until[week.name] = time.monotonic() + self._seconds
+
+    def __contains__(self, week: Week) -> bool:
+        return time.monotonic() < self._until.get(week.name, 0.0)
+
+
 class Rules(NamedTuple):
     """How to archive. `after` is called after every line of the protocol."""
 
@@ -93,8 +109,10 @@ class Rules(NamedTuple):
     kept_from_ms: int
     file_rows: int = FILE_ROWS_MAX
     moved_rows: int = MOVED_ROWS_MAX
+    moved_bytes: int = MOVED_BYTES_MAX
     slice_rows: int = SLICE_ROWS
     after: Callable[[Step], None] = _nothing
+    resting: Resting | None = None
 
 
 class Cut(NamedTuple):
@@ -128,12 +146,18 @@ async def _turn(conn: Connection, rules: Rules) -> AsyncIterator[int]:
     """How many events went, archive by archive."""
     await _remove_unrecorded(conn, rules.place)
     yield await _finish_recorded(conn, rules)
+    tried: set[str] = set()
     for name in await archive.partition_weeks(conn):
         week = week_named(name)
-        is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms)
+        is_ripe = is_past(week, kept_from_ms=rules.kept_from_ms) and not _rests(week, rules)
         if is_ripe and not await _is_pending(conn, week):
-            yield await _archive_partition(conn, week, rules)
-    yield await _archive_rest(conn, rules)
+            cut = await _whole(conn, week, rules)
+            if cut is not None:
+                # If it does not go this time, a later turn tries again: its rows are not deleted
+                # one by one because somebody asked for a retry just now.
+                tried.add(week.name)
+                yield await _archive(conn, cut, rules)
+    yield await _archive_rest(conn, rules, tried)
 
 
 @asynccontextmanager
@@ -149,24 +173,44 @@ async def _alone(conn: Connection) -> AsyncIterator[bool]:
             await archive.unlock(conn)
 
 
-async def _archive_partition(conn: Connection, week: Week, rules: Rules) -> int:
-    """A week that has its partition: it goes as a whole, unless too much of it must stay."""
+async def _whole(conn: Connection, week: Week, rules: Rules) -> Cut | None:
+    """A week that has its partition goes as a whole, unless too much would happen under the lock:
+    rows that stay move, and rows that came before the partition are deleted."""
     tails = await archive.partition_tails(conn, week.name)
     survey = await _survey(conn, week.lower, week.upper, rules)
-    if survey.kept_events > rules.moved_rows:
-        return 0
-    return await _archive(conn, Cut(week, week.lower, week.upper, True, tails or {}, survey), rules)
+    if survey.kept_events > rules.moved_rows or _is_much(
+        await archive.kept_weight(conn, survey.kept), rules
+    ):
+        return None
+    undated = await archive.default_weight(
+        conn, lower=week.lower, upper=week.upper, rows_max=rules.moved_rows
+    )
+    if _is_much(undated, rules):
+        return None
+    return Cut(week, week.lower, week.upper, True, tails or {}, survey)
 
 
-async def _archive_rest(conn: Connection, rules: Rules) -> int:
+def _is_much(weight: Weight, rules: Rules) -> bool:
+    return weight.rows > rules.moved_rows or weight.bytes > rules.moved_bytes
+
+
+async def _archive_rest(conn: Connection, rules: Rules, tried: Collection[str]) -> int:
     """What is past and still there: rows of the DEFAULT partition, and of weeks that stay."""
     events = 0
     week = await _next_week(conn, 0, rules)
     while week is not None:
-        if not await _is_pending(conn, week):
-            events += await _archive_slices(conn, week, rules)
+        is_left = week.name not in tried and not _rests(week, rules)
+        if is_left and not await _is_pending(conn, week):
+            gone = await _archive_slices(conn, week, rules)
+            if not gone and rules.resting is not None:
+                rules.resting.put(week)
+            events += gone
         week = await _next_week(conn, week.upper, rules)
     return events
+
+
+def _rests(week: Week, rules: Rules) -> bool:
+    return rules.resting is not None and week in rules.resting
 
 
 async def _is_pending(conn: Connection, week: Week) -> bool:
@@ -210,8 +254,10 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     rules.after("surveyed")
     try:
         made, shards = await _write(conn, cut, rules)
-    except (parquet.ArchiveDamagedError, duckdb.Error):
-        # Nothing was recorded, so nothing is lost; the other weeks and duties go on.
+    except (parquet.ArchiveDamagedError, duckdb.Error, OSError):
+        if conn.is_closed():
+            raise  # we do not lead any more
+        # Nothing was recorded, so nothing is lost: a full disk, say. Other weeks and duties go on.
         metrics.ARCHIVES_FAILED.add(1)
         log.exception("archive.failed", week=cut.week.name)
         return 0

@@ -26,16 +26,17 @@ log = structlog.get_logger()
 
 async def expire(pool: Pool, tiers: Mapping[str, Tier]) -> int:
     """One turn: remove the payloads of expired results. Says how many."""
-    removed = 0
+    removed, last = 0, None
     # A tier that is not configured here belongs to another compactor: its rows stay.
     reachable = {"db", *tiers}
     for _ in range(BATCHES_MAX):
-        found = await result_ref.expired(pool, tiers=sorted(reachable), limit=EXPIRED_AT_ONCE)
+        found = await result_ref.expired(pool, reachable, after=last, limit=EXPIRED_AT_ONCE)
         gone = await _delete(found, tiers, reachable)
         if gone:
             removed += await result_ref.remove_expired(pool, gone)
-        if len(found) < EXPIRED_AT_ONCE and len(gone) == len(found):
+        if len(found) < EXPIRED_AT_ONCE:
             break
+        last = found[-1]
     if removed:
         metrics.RESULTS_EXPIRED.add(removed)
         log.info("result.expired", count=removed)
@@ -45,7 +46,8 @@ async def expire(pool: Pool, tiers: Mapping[str, Tier]) -> int:
 async def _delete(
     found: Sequence[Expired], tiers: Mapping[str, Tier], reachable: set[str]
 ) -> list[Expired]:
-    """Those that are gone now. A tier that is away is left to a later turn, with its rows."""
+    """Those that are gone now. What could not be removed is left to a later turn, and so is all of
+    a tier that is away: the others do not wait."""
     gone: list[Expired] = []
     for one in found:
         if one.tier not in reachable:
@@ -53,12 +55,13 @@ async def _delete(
         try:
             if one.uri is not None:
                 await tiers[one.tier].delete(one.uri)
-        except StoreAwayError as error:
-            reachable.discard(one.tier)
-            log.warning("result.not_expired", tier=one.tier, error=str(error))
-            continue
         except FileNotFoundError:
             log.warning("result.not_ours", tier=one.tier, uri=one.uri)
+        except (OSError, StoreAwayError) as error:
+            if isinstance(error, StoreAwayError):
+                reachable.discard(one.tier)
+            log.warning("result.not_expired", tier=one.tier, uri=one.uri, error=str(error))
+            continue
         gone.append(one)
     return gone
 

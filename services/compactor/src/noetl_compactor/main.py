@@ -5,7 +5,7 @@ log, through a function that demands their archive.
 
 from datetime import UTC, datetime
 
-from noetl_compactor.archive import Rules, archive_past
+from noetl_compactor.archive import Resting, Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
 from noetl_compactor.expire import expire, forget_keys
@@ -26,6 +26,7 @@ async def start(service: Service[CompactorConfig]) -> None:
     archives = await service.open(open_archives(config))
     tiers = await service.open(open_tiers(config))
     told = Told()
+    resting = Resting()
 
     async def make_partitions() -> None:
         if leader.is_leader:
@@ -39,7 +40,7 @@ async def start(service: Service[CompactorConfig]) -> None:
         if leader.is_leader:
             from_ms = kept_from_ms(now_ms=unix_ms(), retention_days=config.retention_days)
             assert archives is not None  # the configuration demands a place
-            await archive_past(pool, Rules(archives, member.mint, from_ms))
+            await archive_past(pool, Rules(archives, member.mint, from_ms, resting=resting))
             await forget_keys(pool, before=datetime.fromtimestamp(from_ms / 1000, UTC))
 
     service.every(config.compactor_interval_seconds, make_partitions, name="compact")

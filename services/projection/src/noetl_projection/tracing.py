@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 
+from noetl_core.domain.snowflake import minted_at_ms
 from noetl_core.domain.state import ExecutionState
-from noetl_core.process.traces import Spans
+from noetl_core.process.traces import NANOSECONDS_PER_MS, Spans
 from noetl_core.store.execution_projection import Projected
 
 AGE_SECONDS_MAX = 600.0
@@ -31,7 +32,8 @@ def _tell(spans: Spans, one: Projected, ended_at: datetime) -> None:
     spans.execution(
         state.execution_id,
         f"execution {one.path}",
-        (_nanoseconds(one.started_at), _nanoseconds(ended_at)),
+        # Its id was made before its first event was committed, and no step began before it.
+        (minted_at_ms(state.execution_id) * NANOSECONDS_PER_MS, _nanoseconds(ended_at)),
         {"noetl.path": one.path, "noetl.version": one.version, "noetl.status": state.status},
         error=_error(state),
         caller=caller,

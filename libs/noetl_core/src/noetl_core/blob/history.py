@@ -8,7 +8,7 @@ it has no answer to the archives; the answer is the same.
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 Row = Any
 """A record of the database, or a dictionary with the same names."""
 
-_DONE = frozenset({"call.done", "loop.shard.done", "retry.completed"})
+ARCHIVED_ITEMS_AT_ONCE = 50_000
+"""How many items of an archived loop are found with one question; without what they returned."""
+ARCHIVED_RESULTS_AT_ONCE = 10_000
+ARCHIVED_BYTES_AT_ONCE = 32 * 1024 * 1024
+"""What of these results is read with one question: each unpacks whole pieces of a file."""
+
+_ANY_SIZE = 2**62
+
+_decode_reference = msgspec.json.Decoder(Reference).decode
 
 
 class ArchiveUnavailableError(NotFoundError):
@@ -52,7 +60,7 @@ class History:
 
     async def is_archived(self, conn: Connection | Pool, execution_id: ExecutionId) -> bool:
         """Recorded in an archive: from then on its log must not go on."""
-        return bool(await archive.files_of(conn, execution_id))
+        return await archive.covers(conn, execution_id)
 
     async def page(
         self, conn: Connection | Pool, execution_id: ExecutionId, *, after: EventId, limit: int
@@ -123,14 +131,72 @@ class History:
         if items:
             return items
         files = await self._files(conn, execution_id)
+        rows = await self._archived_items(files, execution_id, loop_ids, start=start, stop=stop)
+        return await self._ended(files, execution_id, rows)
+
+    async def pages_of_loop(
+        self,
+        conn: Connection | Pool,
+        execution_id: ExecutionId,
+        loop_ids: Sequence[LoopId],
+        *,
+        stop: int,
+        size: int,
+    ) -> AsyncIterator[list[Ended]]:
+        """All items up to `stop` that have ended, in order, those of `size` indexes at a time."""
+        for start in range(0, stop, size):
+            end = min(start + size, stop)
+            items = await loop_result.of_loop(conn, execution_id, loop_ids, start=start, stop=end)
+            files = Files([], []) if items else await self._files(conn, execution_id)
+            if files.event:
+                rest = self._archived_pages(files, execution_id, loop_ids, start=start, stop=stop)
+                async for page in rest:
+                    yield page
+                return
+            yield items
+
+    async def _archived_pages(
+        self,
+        files: Files,
+        execution_id: ExecutionId,
+        loop_ids: Sequence[LoopId],
+        *,
+        start: int,
+        stop: int,
+    ) -> AsyncIterator[list[Ended]]:
+        """Every question reads all events of the execution, so few are asked: which items there are
+        is known for many of them before the results of some are read."""
+        for first in range(start, stop, ARCHIVED_ITEMS_AT_ONCE):
+            end = min(first + ARCHIVED_ITEMS_AT_ONCE, stop)
+            rows = await self._archived_items(files, execution_id, loop_ids, start=first, stop=end)
+            for some in _in_portions(rows):
+                yield await self._ended(files, execution_id, some)
+
+    async def _archived_items(
+        self,
+        files: Files,
+        execution_id: ExecutionId,
+        loop_ids: Sequence[LoopId],
+        *,
+        start: int,
+        stop: int,
+    ) -> list[dict[str, Any]]:
         if not files.event:
             return []
-        values = {"execution": execution_id, "loops": list(loop_ids), "start": start, "stop": stop}
-        rows = await self._ask(_OF_LOOP, files.event, **values)
-        last = [row for row in rows if not _has_again(row["context"])]
-        done = [RefId(row["event_id"]) for row in last if row["event_type"] in _DONE]
-        results = await self._archived_results(conn, execution_id, done)
-        return [_ended(row, results) for row in last]
+        values: dict[str, Any] = {
+            "execution": execution_id,
+            "loops": _listed(loop_ids),
+            "start": start,
+            "stop": stop,
+        }
+        return await self._ask(_OF_LOOP, files.event, **values)
+
+    async def _ended(
+        self, files: Files, execution_id: ExecutionId, rows: Sequence[Row]
+    ) -> list[Ended]:
+        done = [RefId(row["event_id"]) for row in rows if row["is_done"]]
+        results = await self._results(files, execution_id, done, inline_max=INLINE_BYTES_MAX)
+        return [_ended(row, results) for row in rows]
 
     async def last_index(
         self, conn: Connection | Pool, execution_id: ExecutionId, loop_ids: Sequence[LoopId]
@@ -142,7 +208,7 @@ class History:
         files = await self._files(conn, execution_id)
         if not files.event:
             return index
-        values = {"execution": execution_id, "loops": list(loop_ids)}
+        values: dict[str, Any] = {"execution": execution_id, "loops": _listed(loop_ids)}
         rows = await self._ask(_LAST_INDEX, files.event, **values)
         return int(rows[0]["last"])
 
@@ -153,19 +219,25 @@ class History:
         weight = await loop_result.weight(conn, execution_id, loop_ids)
         if weight.bytes or weight.loops:
             return weight
-        items = [i for i in await self.of_loop(conn, execution_id, loop_ids) if i.is_done]
-        size = 0
-        for item in items:
-            reference = item.reference
-            if item.row is not None:
-                size += item.row.size
-            elif reference is not None and reference.type == "pages":
-                owner = reference.execution_id or execution_id
-                size += await manifest.pages_bytes(conn, owner, EventId(reference.ref_id))
-            elif reference is not None:
-                size += reference.bytes
-        loops = [i.reference for i in items if i.reference and i.reference.type == "eventlog"]
-        return Weight(size, loops)
+        files = await self._files(conn, execution_id)
+        if not files.event:
+            return weight
+        values = {
+            "execution": execution_id,
+            "loops": _listed(loop_ids),
+            "start": 0,
+            "stop": INDEX_MAX,
+        }
+        query = _WEIGHT if files.result_ref else _WEIGHT_WITHOUT_RESULTS
+        (row,) = await self._ask(query, files.event, files.result_ref, **values)
+        behind = [_decode_reference(text) for text in row["behind"] or ()]
+        sequences = [
+            (one.execution_id or execution_id, EventId(one.ref_id))
+            for one in behind
+            if one.type == "pages"
+        ]
+        size = int(row["bytes"]) + await manifest.pages_bytes_of(conn, sequences)
+        return Weight(size, [one for one in behind if one.type == "eventlog"])
 
     async def _archived_results(
         self, conn: Connection | Pool, execution_id: ExecutionId, ref_ids: Sequence[RefId]
@@ -173,10 +245,28 @@ class History:
         if not ref_ids:
             return {}
         files = await self._files(conn, execution_id)
-        if not files.result_ref:
+        return await self._results(files, execution_id, ref_ids)
+
+    async def _results(
+        self,
+        files: Files,
+        execution_id: ExecutionId,
+        ref_ids: Sequence[RefId],
+        *,
+        inline_max: int = _ANY_SIZE,
+    ) -> dict[RefId, StoredRow]:
+        """Only those of up to `inline_max` come with their bytes."""
+        if not ref_ids or not files.result_ref:
             return {}
-        values = {"execution": execution_id, "refs": list(ref_ids)}
-        rows = await self._ask(_FIND, files.result_ref, **values)
+        rows = await self._ask(
+            _FIND,
+            files.result_ref,
+            execution=execution_id,
+            refs=_listed(ref_ids),
+            least=min(ref_ids),
+            greatest=max(ref_ids),
+            inline_max=inline_max,
+        )
         return {RefId(row["ref_id"]): _stored(row) for row in rows}
 
     async def _events(
@@ -201,11 +291,16 @@ class History:
             )
         return files
 
-    async def _ask(self, query: str, files: Sequence[File], **values: Any) -> list[dict[str, Any]]:
+    async def _ask(
+        self, query: str, files: Sequence[File], more: Sequence[File] = (), **values: Any
+    ) -> list[dict[str, Any]]:
+        """`files` are $files in the query; `more`, where there are any, are $more."""
         assert self._archives is not None, files
         try:
-            async with self._archives.at_hand(files) as paths:
-                return await asyncio.to_thread(self._ask_now, query, paths, values)
+            async with self._archives.at_hand([*files, *more]) as paths:
+                if more:
+                    values["more"] = [str(path) for path in paths[len(files) :]]
+                return await asyncio.to_thread(self._ask_now, query, paths[: len(files)], values)
         except FileNotFoundError as error:
             raise ArchiveUnavailableError(
                 f"the archive {error} cannot be read: it is not there; set NOETL_ARCHIVE_DIR to "
@@ -244,27 +339,65 @@ ORDER BY event_type = 'step.exit', event_id DESC
 LIMIT 1
 """  # noqa: S608 - a constant
 
-_OF_LOOP = """
-SELECT iter_index, event_id, event_type, context, result FROM read_parquet($files)
-WHERE execution_id = $execution AND list_contains($loops, loop_id)
+_LAST = """
+SELECT iter_index, event_id, result,
+       event_type IN ('call.done', 'loop.shard.done', 'retry.completed') AS is_done,
+       coalesce(json_exists(context, '$.again'), false) AS has_again,
+       event_type = 'retry.completed'
+           OR coalesce(CAST(json_extract_string(context, '$.frame_rows') AS INTEGER), 0) > 0
+           AS is_frame
+FROM read_parquet($files)
+WHERE execution_id = $execution
+  AND loop_id IN (SELECT CAST(unnest(string_split($loops, ',')) AS BIGINT))
   AND iter_index >= $start AND iter_index < $stop
   AND event_type IN (
     'call.done', 'call.error', 'loop.shard.done', 'loop.shard.failed', 'command.expired',
     'retry.completed'
   )
 QUALIFY row_number() OVER (PARTITION BY iter_index ORDER BY event_id DESC) = 1
-ORDER BY iter_index
 """
+
+_OF_LOOP = f"""
+SELECT iter_index, event_id, is_done, is_frame,
+       CASE WHEN is_done THEN CAST(json_extract(result, '$.reference') AS VARCHAR) END AS reference,
+       coalesce(CAST(json_extract_string(result, '$.reference.bytes') AS BIGINT), 0) AS bytes
+FROM ({_LAST}) WHERE NOT has_again
+ORDER BY iter_index
+"""  # noqa: S608 - a constant
+
+# What `store.loop_result` asks the database; pages are in the database, and weighed there.
+_WEIGHED = f"""
+SELECT CAST(coalesce(sum(coalesce(r.bytes, CASE WHEN kind <> 'pages' THEN item.bytes END)), 0)
+           AS BIGINT) AS bytes,
+       list(reference) FILTER (r.ref_id IS NULL AND kind IN ('pages', 'eventlog')) AS behind
+FROM (
+    SELECT event_id, CAST(json_extract(result, '$.reference') AS VARCHAR) AS reference,
+           json_extract_string(result, '$.reference.type') AS kind,
+           CAST(json_extract_string(result, '$.reference.bytes') AS BIGINT) AS bytes
+    FROM ({_LAST}) WHERE is_done AND NOT has_again
+) AS item
+LEFT JOIN %s AS r ON r.ref_id = item.event_id
+"""  # noqa: S608 - a constant
+_WEIGHT = _WEIGHED % (
+    "(SELECT ref_id, bytes FROM read_parquet($more) WHERE execution_id = $execution)"
+)
+_WEIGHT_WITHOUT_RESULTS = _WEIGHED % (
+    "(SELECT CAST(NULL AS BIGINT) AS ref_id, CAST(NULL AS BIGINT) AS bytes)"
+)
 
 _LAST_INDEX = """
 SELECT coalesce(max(iter_index), -1) AS last FROM read_parquet($files)
-WHERE execution_id = $execution AND list_contains($loops, loop_id)
+WHERE execution_id = $execution
+  AND loop_id IN (SELECT CAST(unnest(string_split($loops, ',')) AS BIGINT))
 """
 
+# Rows are in the order of their keys: between the least and the greatest there is little else.
 _FIND = """
-SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256, inline, expires_at
+SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256,
+       CASE WHEN bytes <= $inline_max THEN inline END AS inline, expires_at
 FROM read_parquet($files)
-WHERE execution_id = $execution AND list_contains($refs, ref_id)
+WHERE execution_id = $execution AND ref_id >= $least AND ref_id <= $greatest
+  AND ref_id IN (SELECT CAST(unnest(string_split($refs, ',')) AS BIGINT))
 """
 
 
@@ -280,26 +413,35 @@ def _stored(row: Row) -> StoredRow:
     )
 
 
+def _in_portions(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """As many at a time as may be in memory together."""
+    first, size = 0, 0
+    for n, row in enumerate(rows):
+        size += min(row["bytes"], INLINE_BYTES_MAX)
+        if size > ARCHIVED_BYTES_AT_ONCE or n - first >= ARCHIVED_RESULTS_AT_ONCE:
+            yield rows[first:n]
+            first, size = n, min(row["bytes"], INLINE_BYTES_MAX)
+    if first < len(rows):
+        yield rows[first:]
+
+
+def _listed(ids: Sequence[int]) -> str:
+    """DuckDB takes milliseconds for every element of a list that Python gives it: give it text."""
+    return ",".join(map(str, ids))
+
+
 def _ended(row: Row, results: Mapping[RefId, StoredRow]) -> Ended:
     """What `loop_result.of_loop` makes of the same events."""
-    is_done = row["event_type"] in _DONE
-    context = {} if row["context"] is None else json.loads(row["context"])
-    stored = results.get(RefId(row["event_id"])) if is_done else None
-    if stored is not None and stored.size > INLINE_BYTES_MAX:
-        stored = stored._replace(inline=None)
+    stored = results.get(RefId(row["event_id"])) if row["is_done"] else None
+    reference = None if stored is not None or row["reference"] is None else row["reference"]
     return Ended(
         row["iter_index"],
         EventId(row["event_id"]),
-        is_done,
-        row["event_type"] == "retry.completed" or (context.get("frame_rows") or 0) > 0,
+        row["is_done"],
+        row["is_frame"],
         stored,
-        _reference(row["result"]) if is_done and stored is None else None,
+        None if reference is None else _decode_reference(reference),
     )
-
-
-def _reference(result: str | None) -> Reference | None:
-    found = None if result is None else json.loads(result).get("reference")
-    return None if found is None else msgspec.convert(found, Reference)
 
 
 def _has_again(context: str | None) -> bool:

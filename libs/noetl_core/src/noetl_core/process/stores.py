@@ -37,10 +37,10 @@ async def open_tiers(config: StoreConfig) -> AsyncIterator[dict[str, Tier]]:
 
 
 def _objects(config: StoreConfig, s3: S3) -> Tier | None:
-    if not config.bucket:
+    if not config.s3_bucket:
         return None
     wanted = config.default_store_tier
-    return S3Tier(s3, config.bucket, name=wanted if wanted in S3_TIERS else "s3")
+    return S3Tier(s3, config.s3_bucket, name=wanted if wanted in S3_TIERS else "s3")
 
 
 @asynccontextmanager

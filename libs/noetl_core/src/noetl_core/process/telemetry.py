@@ -5,6 +5,8 @@ gives; they count from the moment `set_up_telemetry` ran and cost next to nothin
 OTLP endpoint they are sent there, too, and so are traces: `spans()` gives where to tell them.
 """
 
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
     from noetl_core.process.traces import Spans
+
+LAST_WORDS_SECONDS_MAX = 2.0
 
 # From a fast statement to a slow tool; the same steps in either unit.
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -49,10 +53,20 @@ def set_up_telemetry(*, instance: str, otlp_endpoint: str = "") -> Callable[[], 
 
     def shut_down() -> None:
         if processor is not None:
-            processor.shutdown()  # type: ignore[no-untyped-call]
-            provider.shutdown()
+            _in_time(processor.shutdown, provider.shutdown)
 
     return shut_down
+
+
+def _in_time(*last_words: Callable[[], None]) -> None:
+    """Say them at the same time. A collector that listens and says nothing keeps nobody alive: the
+    libraries wait for half a minute, and these threads end with the process."""
+    threads = [threading.Thread(target=say, daemon=True) for say in last_words]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + LAST_WORDS_SECONDS_MAX
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 _make_spans: "Callable[[str], Spans] | None" = None

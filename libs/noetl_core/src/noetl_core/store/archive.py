@@ -89,6 +89,8 @@ class Survey(NamedTuple):
 
 # An execution may go when it ended long ago, when its row says so of its very last event (a retry
 # that is not projected yet would be later), and when no ancestor may still read what it returned.
+# One with a result that has a time to live stays until that is over and its payload removed: nobody
+# takes anything out of a file of an archive.
 _SURVEY = """
 WITH RECURSIVE found AS (
     SELECT execution_id, count(*) AS events, max(event_id) AS last
@@ -114,9 +116,15 @@ WITH RECURSIVE found AS (
     FROM family AS f JOIN noetl.execution AS x ON x.execution_id = f.ancestor
     WHERE x.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')
        OR coalesce(x.ended_at, x.updated_at) >= $3
+), expiring AS (
+    SELECT DISTINCT execution_id FROM noetl.result_ref
+    WHERE execution_id >= $1 AND execution_id < $2
+      AND expires_at IS NOT NULL AND removed_at IS NULL
 ), sorted AS (
-    SELECT j.execution_id, j.events, j.ended AND n.execution_id IS NULL AS goes
-    FROM judged AS j LEFT JOIN needed AS n USING (execution_id)
+    SELECT j.execution_id, j.events,
+           j.ended AND n.execution_id IS NULL AND t.execution_id IS NULL AS goes
+    FROM judged AS j
+    LEFT JOIN needed AS n USING (execution_id) LEFT JOIN expiring AS t USING (execution_id)
 )
 SELECT count(*) FILTER (WHERE goes),
        coalesce(sum(events) FILTER (WHERE goes), 0)::bigint,
@@ -130,6 +138,43 @@ async def survey(conn: Connection, *, lower: int, upper: int, kept_from: Any) ->
     row = await conn.fetchrow(_SURVEY, lower, upper, kept_from, timeout=STATEMENT_SECONDS_MAX)
     assert row is not None
     return Survey(*row)
+
+
+class Weight(NamedTuple):
+    """How much one transaction would move or delete: rows of both tables, and their documents."""
+
+    rows: int
+    bytes: int
+
+
+# What is stored of a document is its size here: nothing is unpacked to find it.
+_KEPT_WEIGHT = """
+SELECT count(*), coalesce(sum(size), 0)::bigint
+FROM (
+    SELECT coalesce(pg_column_size(context), 0) + coalesce(pg_column_size(result), 0) AS size
+    FROM noetl.event WHERE execution_id = ANY ($1::bigint[])
+    UNION ALL
+    SELECT coalesce(pg_column_size(inline), 0)
+    FROM noetl.result_ref WHERE execution_id = ANY ($1::bigint[])
+) AS found
+"""
+
+
+async def kept_weight(conn: Connection, kept: Sequence[int]) -> Weight:
+    """Of executions that stay: what moves when the partition of their week goes."""
+    row = await conn.fetchrow(_KEPT_WEIGHT, kept, timeout=STATEMENT_SECONDS_MAX)
+    assert row is not None
+    return Weight(*row)
+
+
+_DEFAULT_WEIGHT = "SELECT rows, bytes FROM noetl.default_weight($1, $2, $3)"
+
+
+async def default_weight(conn: Connection, *, lower: int, upper: int, rows_max: int) -> Weight:
+    """What of a range is in the DEFAULT partitions; not much more than `rows_max` is counted."""
+    row = await conn.fetchrow(_DEFAULT_WEIGHT, lower, upper, rows_max)
+    assert row is not None
+    return Weight(*row)
 
 
 class Key(NamedTuple):
@@ -332,12 +377,16 @@ async def files(conn: Connection, archive_id: int) -> list[File]:
 
 
 # No archive covers most of the executions that are asked for: one look into a small index.
-# Those who stayed behind are in the range of its files and not in them.
-_FILES_OF = """
-SELECT p.source, p.physical_uri, p.item_count, p.bytes, p.sha256, p.lower_id, p.upper_id
+# Those who stayed behind are in the range of its files and not in them. What is recorded and not
+# dropped yet is in the database, complete: no reader needs the files.
+_COVERING = """
 FROM noetl.manifest_part AS p JOIN noetl.manifest AS m USING (execution_id, manifest_id)
-WHERE p.lower_id IS NOT NULL AND p.lower_id <= $1::bigint AND p.upper_id >= $1::bigint
+WHERE p.lower_id IS NOT NULL AND int8range(p.lower_id, p.upper_id, '[]') @> $1::bigint
   AND NOT m.meta -> 'kept' ? $1::bigint::text
+"""
+_FILES_OF = f"""
+SELECT p.source, p.physical_uri, p.item_count, p.bytes, p.sha256, p.lower_id, p.upper_id
+{_COVERING} AND m.meta ? 'dropped_at'
 ORDER BY p.manifest_id, p.part_index
 """
 
@@ -345,6 +394,14 @@ ORDER BY p.manifest_id, p.part_index
 async def files_of(conn: Connection | Pool, execution_id: ExecutionId) -> list[File]:
     """The files that hold the rows of an execution; none unless it has left the database."""
     return [_file(row) for row in await conn.fetch(_FILES_OF, execution_id)]
+
+
+_COVERS = f"SELECT EXISTS (SELECT {_COVERING})"
+
+
+async def covers(conn: Connection | Pool, execution_id: ExecutionId) -> bool:
+    """Whether its rows are in an archive, whether or not they have left the database by now."""
+    return bool(await conn.fetchval(_COVERS, execution_id))
 
 
 def _file(row: Any) -> File:

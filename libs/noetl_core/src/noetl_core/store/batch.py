@@ -12,12 +12,14 @@ from typing import NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
+from noetl_core.domain.events import ExecutionRetried
 from noetl_core.domain.ids import CommandId, EventId, ExecutionId, LoopId, ShardId, WorkerId
 from noetl_core.store.event import EventRow
 from noetl_core.store.postgres import Connection, in_transaction
 
 FENCED = "NS001"
 HELD_BY_ANOTHER = "NS002"
+ARCHIVED = "NS003"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -273,16 +275,18 @@ _COMMIT = "SELECT noetl.commit_batch({})".format(
 async def commit(conn: Connection, batch: Batch) -> set[ShardId]:
     """All or nothing; says whose inbox has got something.
 
-    Raises asyncpg errors with sqlstate FENCED, HELD_BY_ANOTHER or 23505.
+    Raises asyncpg errors with sqlstate FENCED, HELD_BY_ANOTHER, ARCHIVED or 23505.
     """
-    if not batch.has_extras:
+    revived = [row.execution_id for row in batch.events if row.event_type == _REVIVES]
+    if not batch.has_extras and not revived:
         await _commit_rows(conn, batch)
         return set()
-    return await in_transaction(conn, partial(_commit_with_extras, batch))
+    return await in_transaction(conn, partial(_commit_with_extras, batch, revived))
 
 
-async def _commit_with_extras(batch: Batch, conn: Connection) -> set[ShardId]:
+async def _commit_with_extras(batch: Batch, revived: list[int], conn: Connection) -> set[ShardId]:
     await _commit_rows(conn, batch)
+    await _require_start(conn, revived)
     await _place(conn, batch)
     await _insert_manifests(conn, batch)
     await _insert_dead_letters(conn, batch)
@@ -305,6 +309,20 @@ async def _commit_rows(conn: Connection, batch: Batch) -> None:
         *_arrays(batch.results, _RESULT_COLUMNS),
         _numbers(batch.inbox_ids),
     )
+
+
+_REVIVES = ExecutionRetried.__struct_config__.tag
+_REQUIRE_START = "SELECT noetl.require_start($1)"
+
+
+async def _require_start(conn: Connection, revived: Sequence[int]) -> None:
+    """Only what has ended is archived, so only what goes on after its end may find its log gone.
+
+    The gateway looks before it promises a retry, but the log may go between that and this. Our
+    inserts keep it from now on, until the transaction is over.
+    """
+    if revived:
+        await conn.execute(_REQUIRE_START, revived)
 
 
 def _arrays(rows: Sequence[tuple[object, ...]], kinds: str) -> list[object]:
@@ -449,11 +467,7 @@ async def _hold_or_let_go(conn: Connection, batch: Batch) -> None:
             await conn.execute(_HOLD_OR_LET_GO, executions, found)
 
 
-_EXPIRIES = """
-UPDATE noetl.result_ref r SET expires_at = now() + make_interval(secs => u.ttl)
-FROM unnest($1::bigint[], $2::bigint[], $3::double precision[]) AS u (execution_id, ref_id, ttl)
-WHERE r.execution_id = u.execution_id AND r.ref_id = u.ref_id
-"""
+_EXPIRIES = "SELECT noetl.set_expiries($1, $2, $3)"
 
 
 async def _say_expiries(conn: Connection, batch: Batch) -> None:

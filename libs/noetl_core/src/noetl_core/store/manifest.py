@@ -126,5 +126,19 @@ async def pages_bytes(conn: Connection | Pool, execution_id: ExecutionId, sequen
     return int(await conn.fetchval(_PAGES_BYTES, execution_id, sequence))
 
 
+_PAGES_BYTES_OF = """
+SELECT coalesce(sum(p.bytes), 0)::bigint
+FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, manifest_id)
+JOIN noetl.manifest_part p USING (execution_id, manifest_id)
+"""
+
+
+async def pages_bytes_of(conn: Connection | Pool, sequences: Sequence[SequenceKey]) -> int:
+    """How much the pages of all of them weigh together; one that is named twice counts twice."""
+    if not sequences:
+        return 0
+    return int(await conn.fetchval(_PAGES_BYTES_OF, *_columns(sequences)))
+
+
 def _columns(pairs: Sequence[SequenceKey]) -> tuple[list[int], list[int]]:
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -1,6 +1,6 @@
 """noetl.result_ref: where each result is. The broker's commit writes a row with its event."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ async def find_each(
 class Expired(NamedTuple):
     """A result whose payload is still there although its time is over."""
 
+    expires_at: datetime
     execution_id: ExecutionId
     ref_id: RefId
     tier: str
@@ -68,18 +69,23 @@ class Expired(NamedTuple):
 
 
 _EXPIRED = """
-SELECT execution_id, ref_id, store_tier, physical_uri
+SELECT expires_at, execution_id, ref_id, store_tier, physical_uri
 FROM noetl.result_ref
 WHERE expires_at <= now() AND expires_at IS NOT NULL AND removed_at IS NULL
-  AND store_tier = ANY ($1::text[])
-ORDER BY expires_at
-LIMIT $2
+  AND store_tier = ANY ($1::text[]) AND (expires_at, execution_id, ref_id) > ($2, $3, $4)
+ORDER BY expires_at, execution_id, ref_id
+LIMIT $5
 """
+_BEFORE_ALL = (datetime(1970, 1, 1, tzinfo=UTC), 0, 0)
 
 
-async def expired(conn: Connection | Pool, *, tiers: Sequence[str], limit: int) -> list[Expired]:
-    """Those of the tiers that somebody can remove them from."""
-    return [Expired(*row) for row in await conn.fetch(_EXPIRED, tiers, limit)]
+async def expired(
+    conn: Connection | Pool, tiers: Collection[str], *, after: Expired | None, limit: int
+) -> list[Expired]:
+    """The oldest of these tiers, behind one that was given before."""
+    behind = _BEFORE_ALL if after is None else after[:3]
+    rows = await conn.fetch(_EXPIRED, list(tiers), *behind, limit)
+    return [Expired(*row) for row in rows]
 
 
 _REMOVE = "SELECT noetl.remove_expired($1, $2)"
