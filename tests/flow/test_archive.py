@@ -70,7 +70,8 @@ async def bodies(flow: Flow, execution_id: int) -> dict[str, bytes]:
 
 
 async def pages_of_events(flow: Flow, base: str) -> dict[str, bytes]:
-    found, after = {}, "0"
+    found: dict[str, bytes] = {}
+    after: str | None = "0"
     while after is not None:
         path = f"{base}/events?limit=100&after={after}"
         answer = await flow.stack.client.get(path)

@@ -183,7 +183,7 @@ class History:
     ) -> list[dict[str, Any]]:
         if not files.event:
             return []
-        values = {
+        values: dict[str, Any] = {
             "execution": execution_id,
             "loops": _listed(loop_ids),
             "start": start,
@@ -208,7 +208,7 @@ class History:
         files = await self._files(conn, execution_id)
         if not files.event:
             return index
-        values = {"execution": execution_id, "loops": _listed(loop_ids)}
+        values: dict[str, Any] = {"execution": execution_id, "loops": _listed(loop_ids)}
         rows = await self._ask(_LAST_INDEX, files.event, **values)
         return int(rows[0]["last"])
 
@@ -222,7 +222,7 @@ class History:
         files = await self._files(conn, execution_id)
         if not files.event:
             return weight
-        values = {
+        values: dict[str, Any] = {
             "execution": execution_id,
             "loops": _listed(loop_ids),
             "start": 0,
