@@ -222,7 +222,7 @@ class History:
         files = await self._files(conn, execution_id)
         if not files.event:
             return weight
-        values = {
+        values: dict[str, Any] = {
             "execution": execution_id,
             "loops": _listed(loop_ids),
             "start": 0,
