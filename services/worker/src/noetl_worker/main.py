@@ -80,8 +80,7 @@ async def start(service: Service[WorkerConfig]) -> None:
     )
     worker_id = worker_id_of(member.name)
     await command.give_up_all(pool, worker_id)
-    cache_bytes = config.result_cache_mb * 1024 * 1024
-    results = await service.open(open_results(config, cache_bytes=cache_bytes))
+    results = await service.open(_open_results(config))
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
     work = Work(
@@ -166,6 +165,10 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
         HttpTool(),
         PostgresTool(),
     ]
+
+
+def _open_results(config: WorkerConfig) -> AbstractAsyncContextManager[ResultStore]:
+    return open_results(config, cache_bytes=config.result_cache_mb * 1024 * 1024)
 
 
 def _performer(
