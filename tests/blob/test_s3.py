@@ -79,6 +79,19 @@ async def test_a_connection_that_breaks_in_the_middle_is_no_short_object(
     assert got < 30_000_000
 
 
+async def test_a_put_that_fails_once_is_sent_again_from_its_beginning(
+    gate: Gate, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)) * 20_000)
+    gate.failures_left = 1
+    async with S3(settings(gate.url)) as s3:
+        await s3.put(BUCKET, "again", file)
+
+        assert gate.requests == 2
+        assert await read(s3, "again") == file.read_bytes()
+
+
 async def test_an_error_says_what_to_mend_and_tells_no_secret(s3_server: S3Server) -> None:
     wrong = settings(s3_server.url, secret_key="wrong-and-secret")
 

@@ -196,6 +196,8 @@ class Gate:
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = free_port()
         self.requests = 0
+        self.failures_left = 0
+        """So many of the next connections get an error, whatever the mood."""
 
     @property
     def url(self) -> str:
@@ -220,10 +222,11 @@ class Gate:
         self._writers.add(writer)
         try:
             with contextlib.suppress(OSError):
-                if self._mood == "open":
-                    await self._pass_on(reader, writer)
-                elif self._mood == "failing":
+                if self._mood == "failing" or self.failures_left:
+                    self.failures_left = max(self.failures_left - 1, 0)
                     await _fail(reader, writer)
+                elif self._mood == "open":
+                    await self._pass_on(reader, writer)
                 else:
                     await reader.read(-1)
         finally:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from noetl_core.blob import ResultStore
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import WorkerId, worker_id_of
 from noetl_core.domain.workers import TOOL_SLOTS_LABEL, offers_of
@@ -70,14 +69,12 @@ async def start(service: Service[WorkerConfig]) -> None:
     member = await service.open(_member(service, pool, tools, limits))
     worker_id = WorkerId(member.name)
     await command.give_up_all(pool, worker_id)
-    cache_bytes = config.result_cache_mb * 1024 * 1024
-    results = await service.open(open_results(config, cache_bytes=cache_bytes))
     held = Held()
     outbox = Outbox(bus, pool, held, worker_id)
     work = Work(
         held,
         outbox,
-        _performer(config, pool, results, worker_id, tools, plans, outbox.send_chunk, tool_slots),
+        await _performer(service, pool, worker_id, tools, plans, outbox.send_chunk, tool_slots),
         slots=config.worker_slots,
         is_crowded=lambda: children.waiting >= config.python_processes,
         tool_slots=tool_slots,
@@ -190,23 +187,24 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
     ]
 
 
-def _performer(
-    config: WorkerConfig,
+async def _performer(
+    service: Service[WorkerConfig],
     pool: Pool,
-    results: ResultStore,
     worker_id: WorkerId,
     tools: Registry,
     plans: Plans,
     send_chunk: Send,
     tool_slots: ToolSlots,
 ) -> Performer:
+    config = service.config
     keyring = load_keyring(config.encryption_key) if config.encryption_key else None
+    cache_bytes = config.result_cache_mb * 1024 * 1024
     told = spans("worker")
     return Performer(
         pool,
         worker_id=worker_id,
         plans=plans,
-        results=results,
+        results=await service.open(open_results(config, cache_bytes=cache_bytes)),
         tools=tools,
         credentials=Credentials(pool, keyring),
         sink=Sinks(tools),
