@@ -10,6 +10,7 @@ from noetl_checkpointer.commit_epoch import (
     watch_ages,
 )
 from noetl_checkpointer.config import CheckpointerConfig
+from noetl_checkpointer.metrics import show_ages
 from noetl_core.bus.connection import open_bus
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
@@ -52,6 +53,8 @@ async def start(service: Service[CheckpointerConfig]) -> None:
         if (at := led()) is not None:
             await watch_ages(pool, at)
             await forget_ended(pool, at)
+        else:
+            show_ages((), {})
 
     async def hear(_body: bytes) -> None:
         projected.set()

@@ -44,6 +44,7 @@ async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int
     """One turn over the shards we hold. Says how many events it has passed."""
     memory.keep(shards.held())
     memory.ended, memory.ended_rows, memory.has_closed = [], [], False
+    metrics.say_held(memory.epochs)
     if not memory.epochs:
         return 0
     try:
