@@ -30,7 +30,7 @@ from .old_log import (
     tables,
 )
 
-TIMEOUT_SECONDS = 3.0
+TIMEOUT_SECONDS = 5.0
 NEEDS_NOTHING_MORE = {"checked", "dropped"}
 """After these lines the place is not asked any more."""
 
