@@ -111,9 +111,9 @@ def s3_server() -> Iterator[S3Server]:
 
 
 async def _first_bytes(server: S3Server) -> None:
-    """It makes its volumes for the first object, which takes some seconds."""
+    """It makes its volumes for the first bytes, which takes some seconds."""
     async with S3(settings(server.url)) as s3:
-        await s3.put(BUCKET, "first", b"")
+        await s3.put(BUCKET, "first", b"x" * 100_000)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from noetl_api_gateway.app import build_app
 from noetl_api_gateway.endpoint import Gateway
 from noetl_compactor.archive import archive_past
 from noetl_core.blob import ResultStore
+from noetl_core.blob.s3_place import S3Place
 from noetl_core.domain.state import StepState
 from noetl_core.store.postgres import Pool, open_pool
 from services.compactor.old_log import rules
@@ -31,20 +32,19 @@ PATHS = [
 
 @pytest.fixture
 async def client(
-    gateway: Gateway, gate: Gate, s3_location: str, pool: Pool, database: str
+    gateway: Gateway, gate: Gate, s3_place: S3Place, pool: Pool, database: str
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway that finds its archives behind the gate; the execution 5 is in one."""
     await a_finished_execution(pool)
     async with (
         open_pool(database, role="noetl_compactor", size_max=2) as compactor_pool,
-        open_s3_place(gate.url, s3_location, timeout_seconds=3.0) as place,
+        open_s3_place(gate.url, s3_place.location, timeout_seconds=5.0) as place,
     ):
         app = build_app(replace(gateway, results=ResultStore(archives=place)))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
             before = {path: (await opened.get(path)).content for path in PATHS}
-            assert await archive_past(compactor_pool, rules(place)) == 5
-            # Another process: nothing of what it has read is still at hand.
+            assert await archive_past(compactor_pool, rules(s3_place)) == 5
             yield opened
             await gate.become("open")
             after = {path: (await opened.get(path)).content for path in PATHS}
@@ -108,31 +108,29 @@ async def test_what_was_read_once_is_read_again_without_s3(
 
 
 async def test_a_file_that_is_gone_from_the_bucket_is_named(
-    client: httpx.AsyncClient, gate: Gate, s3_location: str
+    client: httpx.AsyncClient, s3_place: S3Place
 ) -> None:
-    async with open_s3_place(gate.url, s3_location) as place:
-        (name,) = [one for one in await place.names() if "event-" in one]
-        body = await place.read(name)
-        await place.delete(name)
+    (name,) = [one for one in await s3_place.names() if "event-" in one]
+    body = await s3_place.read(name)
+    await s3_place.delete(name)
 
-        answer = await client.get(f"{BASE}/events")
-        await place.write(name, body)
+    answer = await client.get(f"{BASE}/events")
+    await s3_place.write(name, body)
 
     assert answer.status_code == 404
-    assert f"{s3_location}/{name}" in answer.json()["detail"]
+    assert f"{s3_place.location}/{name}" in answer.json()["detail"]
     assert "backup" in answer.json()["detail"]
 
 
 async def test_a_file_that_was_changed_in_the_bucket_is_not_shown(
-    client: httpx.AsyncClient, gate: Gate, s3_location: str
+    client: httpx.AsyncClient, s3_place: S3Place
 ) -> None:
-    async with open_s3_place(gate.url, s3_location) as place:
-        (name,) = [one for one in await place.names() if "event-" in one]
-        body = await place.read(name)
-        await place.write(name, body[:-1] + b"?")
+    (name,) = [one for one in await s3_place.names() if "event-" in one]
+    body = await s3_place.read(name)
+    await s3_place.write(name, body[:-1] + b"?")
 
-        answer = await client.get(f"{BASE}/events")
-        await place.write(name, body)
+    answer = await client.get(f"{BASE}/events")
+    await s3_place.write(name, body)
 
     assert answer.status_code == 503
     assert "is not what was archived" in answer.json()["detail"]

@@ -106,7 +106,7 @@ def broker_with(desk: Desk, results: ResultStore) -> Broker:
 
 
 async def test_a_decision_waits_for_an_s3_that_is_away(desk: Desk, gate: Gate) -> None:
-    async with S3(settings(gate.url, timeout_seconds=3.0)) as s3:
+    async with S3(settings(gate.url, timeout_seconds=10.0)) as s3:
         results = ResultStore(objects=S3Tier(s3, BUCKET))
         report = await large_result(desk, results)
         desk.broker = broker_with(desk, results)

@@ -116,7 +116,7 @@ async def test_an_expired_result_in_s3_loses_its_object(
 async def test_while_s3_is_away_its_results_stay_and_the_others_go(
     pool: Pool, compactor_pool: Pool, gate: Gate
 ) -> None:
-    async with S3(settings(gate.url, timeout_seconds=3.0)) as s3:
+    async with S3(settings(gate.url, timeout_seconds=10.0)) as s3:
         tier = S3Tier(s3, BUCKET)
         uris = [await tier.put(ONE, f"away.{n}", b'{"a": 1}') for n in range(3)]
         for number, uri in enumerate(uris):

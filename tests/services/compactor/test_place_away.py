@@ -10,7 +10,9 @@ from typing import get_args
 
 import httpx
 import pytest
+from structlog.testing import CapturingLogger
 
+from noetl_compactor import archive
 from noetl_compactor.archive import Step, archive_past
 from noetl_core.blob.file_place import FilePlace
 from noetl_core.store.postgres import Pool
@@ -30,9 +32,17 @@ from .old_log import (
     tables,
 )
 
-TIMEOUT_SECONDS = 3.0
+TIMEOUT_SECONDS = 5.0
 NEEDS_NOTHING_MORE = {"checked", "dropped"}
 """After these lines the place is not asked any more."""
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> CapturingLogger:
+    """What the turns log, whatever other tests did to the log."""
+    logger = CapturingLogger()
+    monkeypatch.setattr(archive, "log", logger)
+    return logger
 
 
 class Spoiler:
@@ -56,7 +66,7 @@ async def test_an_s3_that_goes_away_after_any_line_loses_nothing(
     gate: Gate,
     s3_location: str,
     step: Step,
-    capsys: pytest.CaptureFixture[str],
+    said: CapturingLogger,
 ) -> None:
     before = await an_old_log(pool)
     mood: Mood = ("shut", "failing", "silent")[get_args(Step).index(step) % 3]
@@ -68,7 +78,7 @@ async def test_an_s3_that_goes_away_after_any_line_loses_nothing(
         else:
             assert gone == 0
             assert await rows_of(pool, "event") == before["event"]
-            assert "archive.place_away" in capsys.readouterr().out
+            assert ("archive.place_away",) in [call.args for call in said.calls]
             assert await archive_past(compactor_pool, rules(place)) == 0
             assert await rows_of(pool, "event") == before["event"]
         await gate.become("open")
@@ -93,7 +103,7 @@ async def test_a_check_that_gets_no_answer_does_not_throw_the_archive_away(
 
 
 async def test_a_directory_that_cannot_be_written_drops_nothing(
-    pool: Pool, compactor_pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pool: Pool, compactor_pool: Pool, tmp_path: Path, said: CapturingLogger
 ) -> None:
     before = await an_old_log(pool)
     (tmp_path / "archive").write_text("no directory")
@@ -101,7 +111,7 @@ async def test_a_directory_that_cannot_be_written_drops_nothing(
 
     assert await archive_past(compactor_pool, rules(place)) == 0
 
-    assert "archive.place_away" in capsys.readouterr().out
+    assert [call.args for call in said.calls] == [("archive.place_away",)]
     assert await rows_of(pool, "event") == before["event"]
 
 
