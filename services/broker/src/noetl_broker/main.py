@@ -18,7 +18,7 @@ from noetl_broker.states import States
 from noetl_broker.tracing import TELL_SECONDS, StepSpans
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.bus.connection import Bus, open_bus
-from noetl_core.bus.consume import open_consumer
+from noetl_core.bus.consume import ShardConsumer, open_consumer
 from noetl_core.domain.ids import EpochId, ShardId
 from noetl_core.process.membership import Member, join_runtime
 from noetl_core.process.ownership import ShardOwner
@@ -85,13 +85,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     )
     workers = WorkerWatch(pool)
     broker = _broker(config, pool, states, owner, member, workers)
-    intake = Intake(
-        pool,
-        consumer.queue,
-        held=owner.held,
-        batch_size=config.broker_batch_size,
-        inbox_poll_seconds=lambda: _inbox_poll_seconds(config, bus),
-    )
+    intake = _intake(config, pool, bus, consumer, owner)
     note = _note(service, pool)
     pump = Pump(
         broker, intake, bus, held=owner.held, renew=keep, stopping=service.stopping, note=note
@@ -130,10 +124,21 @@ def _barriers(shards: Iterable[ShardId], epoch: int) -> bytes:
     return encode_messages([Barrier(shard_id=one, epoch=EpochId(epoch)) for one in shards])
 
 
-def _inbox_poll_seconds(config: BrokerConfig, bus: Bus) -> float:
-    if bus.is_connected:
-        return config.broker_inbox_poll_seconds
-    return config.broker_inbox_poll_away_seconds
+def _intake(
+    config: BrokerConfig, pool: Pool, bus: Bus, consumer: ShardConsumer, owner: ShardOwner
+) -> Intake:
+    def inbox_poll_seconds() -> float:
+        if bus.is_connected:
+            return config.broker_inbox_poll_seconds
+        return config.broker_inbox_poll_away_seconds
+
+    return Intake(
+        pool,
+        consumer.queue,
+        held=owner.held,
+        batch_size=config.broker_batch_size,
+        inbox_poll_seconds=inbox_poll_seconds,
+    )
 
 
 def _note(
