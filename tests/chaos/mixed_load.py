@@ -146,13 +146,14 @@ WAITING = ("timer", "family", "late family")
 """What needs a timer, and so a reaper."""
 
 Key = tuple[str, str]
+Log = dict[str, Counter[Key]]
+"""By name: how often which key of which type was recorded; of children, under their caller."""
 
 
 class Run(NamedTuple):
     """What came of one run of the load."""
 
-    log: dict[str, Counter[Key]]
-    """By name: how often which key of which type was recorded; of children, under their caller."""
+    log: Log
     executions: dict[str, int]
     chain_seconds: float
     """Of the chain that was started after the disturbance."""

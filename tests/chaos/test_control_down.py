@@ -7,23 +7,20 @@ else needs none of them.
 import asyncio
 import os
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import pytest_asyncio
 
 from chaos import mixed_load
-from chaos.mixed_load import Key
+from chaos.mixed_load import Log
 from chaos.stack import Stack, running_stack
 from chaos.test_nats_outages import without_attempts
 from chaos.test_shards import another, is_shared_by, until
 from flow.conftest import PATIENT_LEASES
 from support.flow import Flow
-from support.mock_api import running_mock_api
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -36,26 +33,6 @@ LEASES = {
     "NOETL_SHARD_HEARTBEAT_SECONDS": "1",
 }
 
-Usual = dict[str, Counter[Key]]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[str]:
-    with running_mock_api() as address:
-        yield address
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def usual(api: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Usual]:
-    """What is recorded when nothing happens."""
-    with running_stack(tmp_path_factory.mktemp("usual"), *OPTIONS, **LEASES) as stack:
-        flow = Flow(stack, api)
-        await mixed_load.prepare(flow)
-        run = await mixed_load.run(flow)
-        print(f"\nundisturbed: {run}")
-        yield run.log
-        await stack.client.aclose()
-
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
@@ -64,7 +41,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 async def test_everything_goes_on_without_any_of_them_and_owners_take_over_from_the_dead(
-    stack: Stack, api: str, usual: Usual
+    stack: Stack, api: str, usual: Log
 ) -> None:
     flow = Flow(stack, api)
     await mixed_load.prepare(flow)
@@ -96,7 +73,7 @@ async def test_everything_goes_on_without_any_of_them_and_owners_take_over_from_
 
 
 async def test_a_dead_worker_is_noticed_when_the_reaper_is_back(
-    stack: Stack, api: str, usual: Usual
+    stack: Stack, api: str, usual: Log
 ) -> None:
     flow = Flow(stack, api)
     await mixed_load.prepare(flow)
@@ -105,10 +82,9 @@ async def test_a_dead_worker_is_noticed_when_the_reaper_is_back(
     execution_id = await flow.start("mixed_loop")
     await stack.until_done(execution_id, mixed_load.ITEMS // 2)
     os.kill(parts["worker-1"], signal.SIGKILL)
-    held = "SELECT count(*) FROM noetl.command WHERE worker_id LIKE 'worker-1-%'"
-    left = (await stack.query(held))[0]["count"]
+    left = await until_only_its_are_left(stack, "worker-1-%")
     assert left, "it held nothing: this shows nothing"
-    await until_only_left(stack, left)
+    # As if half a minute had passed: their leases are over.
     await stack.query(
         "UPDATE noetl.command SET lease_until = now() - interval '10 seconds'"
         " WHERE worker_id LIKE 'worker-1-%' RETURNING 1"
@@ -124,7 +100,7 @@ async def test_a_dead_worker_is_noticed_when_the_reaper_is_back(
 
 
 async def test_who_slept_through_its_leadership_does_not_lead_when_it_wakes(
-    stack: Stack, api: str, usual: Usual
+    stack: Stack, api: str, usual: Log
 ) -> None:
     flow = Flow(stack, api)
     await mixed_load.prepare(flow)
@@ -201,14 +177,23 @@ async def running(stack: Stack) -> int:
     return int((await stack.query(sql))[0]["count"])
 
 
-async def until_only_left(stack: Stack, count: int) -> None:
-    """All that the living can do is done."""
-    sql = "SELECT count(*) FROM noetl.command"
+async def until_only_its_are_left(stack: Stack, worker: str) -> int:
+    """All that the living can do is done, and what it said before it died is recorded. How many
+    commands that leaves."""
+    sql = (
+        "SELECT count(*) AS open, count(*) FILTER (WHERE worker_id LIKE $1) AS its"
+        " FROM noetl.command"
+    )
+    seen: list[tuple[int, int]] = []
 
     async def is_so() -> bool:
-        return int((await stack.query(sql))[0]["count"]) == count
+        (row,) = await stack.query(sql, worker)
+        seen.append((row["open"], row["its"]))
+        steady = seen[-40:]  # about two seconds
+        return len(steady) == 40 and set(steady) == {seen[-1]} and row["open"] == row["its"]
 
     await until(is_so, seconds=60, what="the rest is not done")
+    return seen[-1][0]
 
 
 async def assert_epochs_are_recorded(stack: Stack) -> None:

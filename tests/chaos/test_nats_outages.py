@@ -10,24 +10,22 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import nats
 import pytest
-import pytest_asyncio
 from nats.js import JetStreamContext
 
 from chaos import mixed_load
-from chaos.mixed_load import Key
+from chaos.mixed_load import Key, Log
 from chaos.stack import Stack, running_stack
 from chaos.test_placement import another_worker, until_ready
 from flow.conftest import PATIENT_LEASES
 from support.flow import Flow
-from support.mock_api import running_mock_api
-from support.nats import NatsServer, running_server
+from support.nats import NatsServer
 from support.postgres import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -38,27 +36,6 @@ rest of the load is over by then."""
 STEP_SECONDS_MAX = 0.6
 """A step of a chain without NATS, beside the load; measured: 0.1 to 0.2 s."""
 LINES_PER_SECOND_MAX = 5.0
-
-Usual = dict[str, Counter[Key]]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[str]:
-    with running_mock_api() as address:
-        yield address
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def usual(api: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Usual]:
-    """What is recorded when nothing happens."""
-    directory = tmp_path_factory.mktemp("usual")
-    with running_server() as server, running(directory, server.url, api) as flow:
-        await mixed_load.prepare(flow)
-        run = await mixed_load.run(flow)
-        print(f"\nundisturbed: {run}")
-        assert not [key for log in run.log.values() for key in log if key[0] == "command.expired"]
-        yield run.log
-        await flow.stack.client.aclose()
 
 
 @contextmanager
@@ -97,7 +74,7 @@ def _said(line: str) -> str:
 
 @pytest.mark.parametrize("way", ["ends", "freezes"])
 async def test_a_nats_that_never_comes_back_changes_nothing_but_time(
-    own_nats: NatsServer, api: str, usual: Usual, tmp_path: Path, way: str
+    own_nats: NatsServer, api: str, usual: Log, tmp_path: Path, way: str
 ) -> None:
     with running(tmp_path, own_nats.url, api) as flow:
         await mixed_load.prepare(flow)
@@ -120,7 +97,7 @@ async def test_a_nats_that_never_comes_back_changes_nothing_but_time(
 
 
 async def test_a_killed_broker_and_a_killed_worker_are_replaced_while_nats_is_away(
-    own_nats: NatsServer, api: str, usual: Usual, tmp_path: Path
+    own_nats: NatsServer, api: str, usual: Log, tmp_path: Path
 ) -> None:
     with running(tmp_path, own_nats.url, api) as flow:
         await mixed_load.prepare(flow)
@@ -151,7 +128,7 @@ def without_attempts(log: Counter[Key]) -> Counter[Key]:
 
 
 async def test_a_system_that_never_had_nats_records_the_same(
-    api: str, usual: Usual, tmp_path: Path
+    api: str, usual: Log, tmp_path: Path
 ) -> None:
     with running(tmp_path, f"nats://127.0.0.1:{free_port()}", api) as flow:
         watch = Watch(flow.stack)
@@ -186,7 +163,7 @@ async def delete_consumers(jetstream: JetStreamContext) -> None:
 async def test_what_nats_loses_changes_nothing_but_time(
     own_nats: NatsServer,
     api: str,
-    usual: Usual,
+    usual: Log,
     tmp_path: Path,
     lose: Callable[[JetStreamContext], Awaitable[None]],
 ) -> None:
@@ -214,7 +191,7 @@ async def test_what_nats_loses_changes_nothing_but_time(
 
 
 async def test_the_fast_road_is_taken_again_when_nats_is_back(
-    own_nats: NatsServer, api: str, usual: Usual, tmp_path: Path
+    own_nats: NatsServer, api: str, usual: Log, tmp_path: Path
 ) -> None:
     port = free_port()
     own_nats.stop()

@@ -13,7 +13,9 @@ from typing import Any
 
 import asyncpg
 import pytest
+from structlog.testing import CapturingLogger
 
+from noetl_core.store import postgres
 from noetl_core.store.migration_file import migrations_directory
 from noetl_core.store.migrations import migrate
 from noetl_core.store.postgres import open_pool
@@ -137,8 +139,11 @@ async def test_every_service_works_with_a_newer_schema(
 
 
 async def test_a_service_waits_for_the_first_migration_of_a_server(
-    own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(postgres, "log", said)
+
     async def current_user() -> str:
         async with open_pool(own_postgres.dsn(), role="noetl_broker", size_max=1) as pool:
             return str(await pool.fetchval("SELECT current_user"))
@@ -149,7 +154,7 @@ async def test_a_service_waits_for_the_first_migration_of_a_server(
     await apply(own_postgres.dsn(), migrations_directory())
 
     assert await asyncio.wait_for(waiting, SECONDS_MAX) == "noetl_broker"
-    assert "noetl db migrate" in capsys.readouterr().out
+    assert "noetl db migrate" in said.calls[0].kwargs["error"]
 
 
 async def test_an_image_of_a_service_can_migrate(empty_database: str, tmp_path: Path) -> None:

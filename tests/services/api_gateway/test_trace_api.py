@@ -116,7 +116,7 @@ async def test_an_archive_that_is_not_here_is_named(client: httpx.AsyncClient, p
     await an_execution(pool, 5, status="COMPLETED")
     await pool.execute(
         "INSERT INTO noetl.manifest (execution_id, manifest_id, kind, item_count, part_count, meta)"
-        " VALUES (0, 1, 'archive', 1, 1, '{\"kept\": []}')"
+        ' VALUES (0, 1, \'archive\', 1, 1, \'{"kept": [], "dropped_at": "2026-01-01"}\')'
     )
     await pool.execute(
         "INSERT INTO noetl.manifest_part (execution_id, manifest_id, part_index, item_count,"

@@ -10,15 +10,7 @@ from noetl_core.store import inbox
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Start, encode_messages
 from services.broker.desk import Desk
-
-STEP = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: t}
-workflow:
-  - step: one
-    tool: {kind: noop}
-"""
+from services.broker.test_pump import STEP
 
 
 async def test_epochs_are_closed_while_nobody_can_ask_for_it(pool: Pool, database: str) -> None:

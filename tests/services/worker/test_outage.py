@@ -12,6 +12,7 @@ from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool
 from noetl_worker.metrics import TALLY
 from services.worker.desk import config, eventually, issue, listening, playbook, register, working
+from store.test_command import forget_leases
 
 LEASE_SECONDS = 60.0
 MARKED = playbook(
@@ -26,14 +27,6 @@ MARKED = playbook(
       time.sleep(1.5)
 """
 )
-
-
-async def forget_leases(pool: Pool) -> None:
-    """As a crash of Postgres does to what was not on disk yet."""
-    await pool.execute(
-        "UPDATE noetl.command SET status = 'pending', worker_id = NULL, lease_until = NULL,"
-        " last_heartbeat = NULL"
-    )
 
 
 @pytest.mark.parametrize("beats", [0.1, 20.0], ids=["heartbeat first", "lease first"])
