@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import msgspec
@@ -113,7 +114,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.archive_dir:
             return self.archive_dir
         if self.store_dir:
-            return f"{self.store_dir}/archive"
+            return str(Path(self.store_dir, "archive"))
         return f"s3://{self.bucket}/archive" if self.bucket else ""
 
 
