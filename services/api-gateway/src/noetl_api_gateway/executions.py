@@ -375,7 +375,7 @@ ENDPOINTS = (
         handle=events,
         query=http.EventsQuery,
         answers={200: http.EventPage},
-        problems=(404, 422),
+        problems=(404, 422, 503),
     ),
     Endpoint(
         method="POST",

@@ -311,7 +311,7 @@ ENDPOINTS = (
         handle=steps,
         query=http.StepsQuery,
         answers={200: dict[str, http.StepView]},
-        problems=(404, 422, 504),
+        problems=(404, 422, 503, 504),
     ),
     Endpoint(
         method="GET",
@@ -321,6 +321,6 @@ ENDPOINTS = (
         handle=result,
         query=http.StepsQuery,
         answers={200: Any},
-        problems=(404, 422, 504),
+        problems=(404, 422, 503, 504),
     ),
 )

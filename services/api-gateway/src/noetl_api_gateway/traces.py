@@ -144,6 +144,6 @@ ENDPOINTS = (
         summary="Read the chain of results that led to the result of a step",
         handle=trace,
         answers={200: http.Trace},
-        problems=(404,),
+        problems=(404, 503),
     ),
 )

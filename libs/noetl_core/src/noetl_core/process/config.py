@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -117,7 +118,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.archive_dir:
             return self.archive_dir
         if self.store_dir:
-            return f"{self.store_dir}/archive"
+            return str(Path(self.store_dir, "archive"))
         return f"s3://{self.s3_bucket}/archive" if self.s3_bucket else ""
 
 
