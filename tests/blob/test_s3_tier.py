@@ -104,6 +104,7 @@ async def test_a_large_result_goes_where_it_is_told_to(
     assert (await store.put(EXECUTION, "told", "small", tier=kind)).tier == (kind or "db")
 
 
+@pytest.mark.slow
 async def test_while_s3_is_away_the_next_tier_takes_the_results(
     tier_behind_gate: S3Tier, gate: Gate, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ async def test_while_s3_is_away_the_next_tier_takes_the_results(
         assert await store.read_stored(EXECUTION, stored) == LARGE
 
 
+@pytest.mark.slow
 async def test_what_nobody_takes_while_s3_is_away_may_be_stored_later(
     tier_behind_gate: S3Tier, gate: Gate
 ) -> None:
