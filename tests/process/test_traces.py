@@ -1,5 +1,6 @@
 """Spans without a context to carry: ids are names, so every service tells its own part."""
 
+import math
 import subprocess
 import sys
 import time
@@ -227,7 +228,10 @@ def ended(status: ExecutionStatus, at_seconds: float, **fields: object) -> Proje
     )
 
 
-def test_an_execution_is_the_root_of_its_trace(heard: Heard) -> None:
+def test_an_execution_is_the_root_of_its_trace(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_projection.tracing.AGE_SECONDS_MAX", math.inf)  # it ended at import
     child = ended("FAILED", NOW_MS / 1000)
     child.state.parent_execution_id = ExecutionId(5)
     child.state.parent_command_id = CommandId("call.1#1")

@@ -94,6 +94,7 @@ class Ledger:
         self._succeeded: set[Page] = set()
         self._losses: Counter[Page] = Counter()
         self._failures: Counter[Page] = Counter()
+        self._given_back: Counter[Page] = Counter()
         self._sequences: dict[Item, EventId] = {}
         self._loops: dict[LoopId, Counter[str]] = {}
         self._started: dict[LoopId, LoopStarted] = {}
@@ -233,6 +234,9 @@ class Ledger:
             case CallFailed():
                 self._check_retry(fact)
                 self._failures[page] += 1
+            case CommandExpired() if _was_given_back(fact):
+                assert fact.again is not None, fact
+                self._given_back[page] += 1
             case CommandExpired():
                 self._losses[page] += 1
                 assert (fact.again is None) == (self._losses[page] >= LOSSES_MAX), fact
@@ -252,6 +256,7 @@ class Ledger:
         else:
             assert (again.attempt, again.page) == (fact.attempt + 1, page[3]), fact
             assert again.failures == self._failures[page], fact
+            assert again.given_back == self._given_back[page], fact
             assert (again.sequence, again.call) == (before.sequence, before.call), fact
             assert again.chunks == self.state.commands[fact.command_id].chunks, fact
         item = "" if fact.iter_index is None else f"/{fact.iter_index}"
@@ -263,6 +268,7 @@ class Ledger:
             attempt=again.attempt,
             page=again.page,
             failures=again.failures,
+            given_back=again.given_back,
             call=again.call,
             sequence=again.sequence,
             chunks=again.chunks,
@@ -578,6 +584,10 @@ def _item(fact: CommandIssued | Ended) -> Item:
 
 def _page(fact: Ended) -> Page:
     return (*_item(fact), parse_command_id(fact.command_id).page)
+
+
+def _was_given_back(fact: CommandExpired) -> bool:
+    return "has given it back" in fact.error.message
 
 
 def _item_of(command: OpenCommand) -> Item:

@@ -33,15 +33,9 @@ class Pace:
 
     async def pause(self, *, unless: asyncio.Event) -> None:
         """Wait as long as the window asks for, or until somebody is in a hurry."""
-        seconds = self.pause_seconds()
+        seconds = self._began_at + self._window_seconds - self._clock()
         if seconds > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await unless.wait()
-
-    def pause_seconds(self) -> float:
-        """How long the next turn has to wait. It counts as begun after that."""
-        now = self._clock()
-        pause = max(0.0, self._began_at + self._window_seconds - now)
-        self._began_at = now + pause
-        return pause
+        self._began_at = self._clock()
