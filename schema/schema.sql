@@ -44,7 +44,8 @@ BEGIN
         WITH gone AS (
             DELETE FROM noetl.command c
             USING unnest(x_execution, x_command, x_worker) AS u (execution_id, command_id, worker_id)
-            WHERE c.execution_id = u.execution_id AND c.command_id = u.command_id
+            WHERE c.execution_id = ANY (ARRAY[u.execution_id])
+              AND c.command_id = ANY (ARRAY[u.command_id])
               AND (u.worker_id IS NULL OR c.worker_id IS NULL OR c.worker_id = u.worker_id)
             RETURNING 1
         )
@@ -53,7 +54,8 @@ BEGIN
             SELECT count(*) INTO refused
             FROM noetl.command c
             JOIN unnest(x_execution, x_command) AS u (execution_id, command_id)
-                ON c.execution_id = u.execution_id AND c.command_id = u.command_id;
+                ON c.execution_id = ANY (ARRAY[u.execution_id])
+                AND c.command_id = ANY (ARRAY[u.command_id]);
             IF refused > 0 THEN
                 RAISE EXCEPTION 'a command of this batch is held by another worker'
                     USING ERRCODE = 'NS002';

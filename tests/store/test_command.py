@@ -1,20 +1,28 @@
 """The queue of record: who gets what, in which order, and for how long."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
-from noetl_core.domain.ids import CommandId, ExecutionId, WorkerId
+import pytest
+
+from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, WorkerId
+from noetl_core.store.batch import Batch, EndedRow, commit
 from noetl_core.store.command import (
+    QUEUE_SETTINGS,
     CommandKey,
     Leased,
     expired,
     give_back,
+    give_back_strays,
     heartbeat,
     held_by,
     lease,
     leave_to_others,
     next_available,
 )
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Connection, Pool, open_pool
 
 A, B = WorkerId("worker-a"), WorkerId("worker-b")
 EXECUTION = ExecutionId(1)
@@ -236,22 +244,60 @@ async def test_a_worker_of_several_pools_takes_from_the_first_first(pool: Pool) 
     assert [(row.pool, row.command_id) for row in rows] == [("gpu", "g1"), ("cpu", "c1")]
 
 
-async def test_leasing_from_a_long_queue_reads_no_more_than_it_takes(pool: Pool) -> None:
-    await pool.execute(
-        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
-        " SELECT 1, 'c' || n, 0, 's', 'p' FROM generate_series(1, 20000) AS n"
-    )
-    await pool.execute("ANALYZE noetl.command")
-    await pool.execute("SELECT pg_stat_reset()")
+LONG = 20_000
+_FILL = (
+    "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+    f" SELECT 1, 'c' || n, 0, 's', 'p' FROM generate_series(1, {LONG}) AS n"
+)
+_COUNT = "ANALYZE noetl.command"
 
-    assert len(await take(pool, limit=16)) == 16
 
-    await pool.execute("SELECT pg_stat_force_next_flush()")
-    read = await pool.fetchval(
-        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
+@pytest.mark.parametrize(
+    "history",
+    [[_FILL, _COUNT], [_FILL, "DELETE FROM noetl.command", _COUNT, _FILL]],
+    ids=["counted when full", "counted when empty"],
+)
+async def test_a_long_queue_costs_no_more_than_a_short_one(
+    database: str, history: list[str]
+) -> None:
+    async with (
+        open_pool(database, role="", size_max=1, settings=QUEUE_SETTINGS) as pool,
+        pool.acquire() as conn,
+    ):
+        for statement in history:
+            await conn.execute(statement)
+        read: dict[str, int] = {}
+
+        async with rows_read(conn, "lease", read):
+            leased = await lease(conn, A, ["cpu"], limit=16, lease_seconds=60)
+        keys = [row.key for row in leased]
+        async with rows_read(conn, "heartbeat", read):
+            await heartbeat(conn, A, keys, lease_seconds=600)
+        async with rows_read(conn, "strays", read):
+            now = datetime.now(UTC) + timedelta(hours=1)
+            await give_back_strays(conn, A, keys, leased_before=now, lease_seconds=60)
+        async with rows_read(conn, "commit", read):
+            ended = Batch()
+            ended.fences = {ShardId(0): 0}
+            ended.ended = [EndedRow(*key, A) for key in keys]
+            await commit(conn, ended)
+
+    assert len(keys) == 16
+    assert {what: count for what, count in read.items() if count > 200} == {}
+    assert read.keys() == {"lease", "heartbeat", "strays", "commit"}
+
+
+@asynccontextmanager
+async def rows_read(conn: Connection, what: str, read: dict[str, int]) -> AsyncIterator[None]:
+    """How many rows of the queue are read meanwhile."""
+    look = (
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
         " WHERE schemaname = 'noetl' AND relname = 'command'"
     )
-    assert read < 500
+    await conn.execute("SELECT pg_stat_force_next_flush()")  # what was read before does not count
+    async with conn.transaction():
+        yield
+        read[what] = await conn.fetchval(look)
 
 
 async def test_what_is_meant_for_a_worker_comes_before_a_queue_that_is_older(pool: Pool) -> None:

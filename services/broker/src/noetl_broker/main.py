@@ -26,6 +26,7 @@ from noetl_core.process.service import Part, Service, run_service
 from noetl_core.process.stores import open_results
 from noetl_core.process.telemetry import spans
 from noetl_core.store import event, resize, setting
+from noetl_core.store.command import QUEUE_SETTINGS
 from noetl_core.store.event import EventRow
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool, open_pool
@@ -175,7 +176,7 @@ def _open_pool(config: BrokerConfig) -> AbstractAsyncContextManager[Pool]:
         config.postgres_dsn,
         role="noetl_broker",
         size_max=4,
-        plan_cache_mode="force_generic_plan",
+        settings=QUEUE_SETTINGS | {"plan_cache_mode": "force_generic_plan"},
     )
 
 

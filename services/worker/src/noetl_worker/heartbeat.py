@@ -128,7 +128,7 @@ class Heartbeat:
             role="noetl_worker",
             size_max=1,
             command_seconds=self._patience_seconds,
-            synchronous_commit="off",
+            settings=command.QUEUE_SETTINGS | {"synchronous_commit": "off"},
         ) as pool:
             while not self._is_stopping:
                 await self._beat(pool)

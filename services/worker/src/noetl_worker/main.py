@@ -147,15 +147,12 @@ def _on_stop(
 
 
 def _open_pool(config: WorkerConfig) -> AbstractAsyncContextManager[Pool]:
-    # Losing a lease when Postgres crashes re-runs something that was not reported yet. The rows of
-    # the queue come and go, so its plans must not depend on how many there were a while ago.
+    # Losing a lease when Postgres crashes re-runs something that was not reported yet.
     return open_pool(
         config.postgres_dsn,
         role="noetl_worker",
         size_max=POOL_SIZE_MAX,
-        synchronous_commit="off",
-        enable_seqscan="off",
-        enable_bitmapscan="off",
+        settings=command.QUEUE_SETTINGS | {"synchronous_commit": "off"},
     )
 
 

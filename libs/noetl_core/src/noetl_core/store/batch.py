@@ -372,7 +372,8 @@ SET target_worker = u.target_worker,
     requires = string_to_array(nullif(u.requires, ''), E'\\n')
 FROM unnest($1::bigint[], $2::text[], $3::text[], $4::double precision[], $5::text[])
     AS u (execution_id, command_id, target_worker, target_seconds, requires)
-WHERE c.execution_id = u.execution_id AND c.command_id = u.command_id
+WHERE c.execution_id = ANY (ARRAY[u.execution_id])
+  AND c.command_id = ANY (ARRAY[u.command_id])
 """
 
 
@@ -508,7 +509,8 @@ _HOLDERS = """
 SELECT c.execution_id, c.command_id, c.worker_id
 FROM noetl.command c
 JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
-    ON c.execution_id = wanted.execution_id AND c.command_id = wanted.command_id
+    ON c.execution_id = ANY (ARRAY[wanted.execution_id])
+    AND c.command_id = ANY (ARRAY[wanted.command_id])
 """
 
 
@@ -533,7 +535,8 @@ SELECT c.execution_id, c.command_id, c.status = 'leased' AND c.lease_until < now
        CASE WHEN c.given_back THEN c.worker_id END
 FROM noetl.command c
 JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
-    ON c.execution_id = wanted.execution_id AND c.command_id = wanted.command_id
+    ON c.execution_id = ANY (ARRAY[wanted.execution_id])
+    AND c.command_id = ANY (ARRAY[wanted.command_id])
 """
 
 

@@ -6,6 +6,12 @@ its lease runs out the reaper tells the broker, which ends the attempt and issue
 Leases do not wait for the disk, so a Postgres that crashes may forget the last of them: the row is
 pending again while its worker runs it. The worker has it back with its next heartbeat, unless
 another one was faster; then the attempt belongs to that one.
+
+Rows are found by `= ANY (ARRAY[key])` where `= key` would say the same. The queue is mostly empty
+when Postgres counts it, and a minute later it holds a hundred thousand rows. Until the next count
+the planner believes that to read all of it costs nothing, and joins a handful of keys with the
+whole queue. For an array there is no hash or merge join, and in sessions with QUEUE_SETTINGS there
+is no reading of whole tables: what is left is the index, however many rows there are.
 """
 
 from collections.abc import Sequence
@@ -14,6 +20,9 @@ from typing import NamedTuple
 
 from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, WorkerId
 from noetl_core.store.postgres import Connection, Pool
+
+QUEUE_SETTINGS = {"enable_seqscan": "off", "enable_bitmapscan": "off"}
+"""For every session in which somebody looks for rows of the queue."""
 
 CommandKey = tuple[ExecutionId, CommandId]
 
@@ -79,7 +88,8 @@ FROM (
     ORDER BY priority DESC, is_meant DESC
     LIMIT $3
 ) AS taken
-WHERE c.execution_id = taken.execution_id AND c.command_id = taken.command_id
+WHERE c.execution_id = ANY (ARRAY[taken.execution_id])
+  AND c.command_id = ANY (ARRAY[taken.command_id])
 RETURNING c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.pool, c.payload, c.requires
 """
 
@@ -116,26 +126,34 @@ async def held_by(conn: Connection | Pool, worker_id: WorkerId) -> list[Leased]:
 # in its order and we in ours, and each waiting for the other would be a deadlock. A row that it
 # holds is not renewed this time but still counts as ours, because its commit may yet fail.
 # A row that nobody holds is one whose lease Postgres has forgotten.
+# A lease that has hardly begun is not written again: most commands end before it is half over, and
+# a worker of many short ones would write every row of them twice.
 _HEARTBEAT = """
 WITH mine AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
     JOIN noetl.command c
-        ON c.execution_id = held.execution_id AND c.command_id = held.command_id
+        ON c.execution_id = ANY (ARRAY[held.execution_id])
+        AND c.command_id = ANY (ARRAY[held.command_id])
     WHERE (c.worker_id = $1 AND NOT c.given_back) OR c.status = 'pending'
 ), free AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
     FROM mine
     JOIN noetl.command c
-        ON c.execution_id = mine.execution_id AND c.command_id = mine.command_id
-    WHERE (c.worker_id = $1 AND NOT c.given_back) OR c.status = 'pending'
+        ON c.execution_id = ANY (ARRAY[mine.execution_id])
+        AND c.command_id = ANY (ARRAY[mine.command_id])
+    WHERE (
+        c.worker_id = $1 AND NOT c.given_back
+        AND c.lease_until < now() + make_interval(secs => $4 * 5 / 6)
+    ) OR c.status = 'pending'
     FOR UPDATE OF c SKIP LOCKED
 ), renewed AS (
     UPDATE noetl.command c
     SET status = 'leased', worker_id = $1, last_heartbeat = now(),
         lease_until = now() + make_interval(secs => $4)
     FROM free
-    WHERE c.execution_id = free.execution_id AND c.command_id = free.command_id
+    WHERE c.execution_id = ANY (ARRAY[free.execution_id])
+      AND c.command_id = ANY (ARRAY[free.command_id])
 )
 SELECT execution_id, command_id FROM mine
 """
@@ -162,7 +180,8 @@ _GIVE_BACK = """
 UPDATE noetl.command c
 SET lease_until = now(), given_back = true
 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
-WHERE c.execution_id = held.execution_id AND c.command_id = held.command_id AND c.worker_id = $1
+WHERE c.execution_id = ANY (ARRAY[held.execution_id])
+  AND c.command_id = ANY (ARRAY[held.command_id]) AND c.worker_id = $1
 """
 
 
@@ -191,16 +210,17 @@ WITH strays AS MATERIALIZED (
       AND c.lease_until > now()
       AND c.lease_until < $4::timestamptz + make_interval(secs => $5)
       AND c.last_heartbeat < $4
-      AND NOT EXISTS (
-          SELECT 1 FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
-          WHERE held.execution_id = c.execution_id AND held.command_id = c.command_id
+      AND (c.execution_id, c.command_id) NOT IN (
+          SELECT execution_id, command_id
+          FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
       )
     FOR UPDATE SKIP LOCKED
 ), given AS (
     UPDATE noetl.command c
     SET lease_until = now(), given_back = true
     FROM strays
-    WHERE c.execution_id = strays.execution_id AND c.command_id = strays.command_id
+    WHERE c.execution_id = ANY (ARRAY[strays.execution_id])
+      AND c.command_id = ANY (ARRAY[strays.command_id])
 )
 SELECT now(), (SELECT count(*) FROM strays)
 """
@@ -241,7 +261,8 @@ FROM (
     WHERE status = 'pending' AND target_worker = $1
     FOR UPDATE SKIP LOCKED
 ) AS meant
-WHERE c.execution_id = meant.execution_id AND c.command_id = meant.command_id
+WHERE c.execution_id = ANY (ARRAY[meant.execution_id])
+  AND c.command_id = ANY (ARRAY[meant.command_id])
 """
 
 

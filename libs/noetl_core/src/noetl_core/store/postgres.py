@@ -6,8 +6,9 @@ and decodes it with msgspec.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -106,12 +107,12 @@ async def open_pool(
     size_max: int,
     size_min: int = 1,
     command_seconds: float = COMMAND_TIMEOUT_SECONDS,
-    **settings: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Pool]:
     """A pool whose sessions act as `role`; an empty role stays the user of the DSN.
 
     Waits up to CONNECT_WAIT_SECONDS for a Postgres that is still starting. `settings` are server
-    settings of every session, such as `synchronous_commit="off"`. A statement that has no answer
+    settings of every session, such as `synchronous_commit`. A statement that has no answer
     after `command_seconds` is given up, and after as long again its connection, too.
     """
     pool = await _connect(dsn, role, size_min, size_max, command_seconds, settings)
@@ -127,7 +128,7 @@ async def _connect(
     size_min: int,
     size_max: int,
     command_seconds: float,
-    settings: dict[str, str],
+    settings: Mapping[str, str],
 ) -> Pool:
     deadline = asyncio.get_running_loop().time() + CONNECT_WAIT_SECONDS
     told = False
@@ -160,10 +161,10 @@ def _why(error: Exception) -> str:
     return f"{error}; has `noetl db migrate` been run?" if is_unmigrated else str(error)
 
 
-def _server_settings(role: str, settings: dict[str, str]) -> dict[str, str]:
+def _server_settings(role: str, settings: Mapping[str, str]) -> dict[str, str]:
     # Every statement here is short: compiling one costs more than it gains.
     base = {"application_name": role or "noetl", "jit": "off", "timezone": "UTC"}
-    return base | ({"role": role} if role else {}) | settings
+    return {**base, **({"role": role} if role else {}), **settings}
 
 
 async def _watch_line(connection: Any) -> None:
