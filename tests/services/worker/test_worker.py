@@ -218,12 +218,11 @@ async def test_leases_are_renewed_while_the_loop_is_busy(
     await issue(pool, await register(pool, SLEEP), "a")
     read = "SELECT extract(epoch FROM last_heartbeat)::float8 FROM noetl.command"
 
-    renewing = config(database, nats_url, lease_seconds=3.0)
-    async with listening(nats_url, pool) as ear, working(renewing):
+    async with listening(nats_url, pool) as ear, working(config(database, nats_url)):
         await eventually(lambda: ear.claims)
         before = await pool.fetchval(read)
-        # The loop of this test is the loop of the worker: nothing on it moves for two seconds.
-        until = time.monotonic() + 2.0
+        # The loop of this test is the loop of the worker: nothing on it moves for a second.
+        until = time.monotonic() + 1.0
         while time.monotonic() < until:
             sum(range(1000))
         after = await pool.fetchval(read)

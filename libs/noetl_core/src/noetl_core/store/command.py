@@ -126,8 +126,6 @@ async def held_by(conn: Connection | Pool, worker_id: WorkerId) -> list[Leased]:
 # in its order and we in ours, and each waiting for the other would be a deadlock. A row that it
 # holds is not renewed this time but still counts as ours, because its commit may yet fail.
 # A row that nobody holds is one whose lease Postgres has forgotten.
-# A lease that has hardly begun is not written again: most commands end before it is half over, and
-# a worker of many short ones would write every row of them twice.
 _HEARTBEAT = """
 WITH mine AS MATERIALIZED (
     SELECT c.execution_id, c.command_id
@@ -142,10 +140,7 @@ WITH mine AS MATERIALIZED (
     JOIN noetl.command c
         ON c.execution_id = ANY (ARRAY[mine.execution_id])
         AND c.command_id = ANY (ARRAY[mine.command_id])
-    WHERE (
-        c.worker_id = $1 AND NOT c.given_back
-        AND c.lease_until < now() + make_interval(secs => $4 * 5 / 6)
-    ) OR c.status = 'pending'
+    WHERE (c.worker_id = $1 AND NOT c.given_back) OR c.status = 'pending'
     FOR UPDATE OF c SKIP LOCKED
 ), renewed AS (
     UPDATE noetl.command c
