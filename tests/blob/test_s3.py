@@ -35,7 +35,7 @@ async def test_a_missing_object_and_a_missing_bucket_are_not_the_same(
             await read(s3, "nothing", "noetl-nowhere")
 
 
-@pytest.mark.parametrize("mood", ["shut", "failing", "silent"])
+@pytest.mark.parametrize("mood", ["shut", "failing", "dropping", "silent"])
 @pytest.mark.slow
 async def test_whatever_is_asked_of_an_s3_that_is_away_may_be_asked_later(
     gate: Gate, mood: Mood, s3: S3

@@ -183,11 +183,11 @@ def place_environment(request: pytest.FixtureRequest, place: Place) -> dict[str,
     return own if place.tier == "pvc" else own | request.getfixturevalue("s3_environment")
 
 
-Mood = Literal["open", "shut", "failing", "silent"]
+Mood = Literal["open", "shut", "failing", "dropping", "silent"]
 
 
 class Gate:
-    """Passes on what comes, or refuses it, or answers with errors, or does not answer at all."""
+    """Passes on what comes, or refuses it, or answers with errors, or hangs up, or never answers."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
@@ -227,6 +227,8 @@ class Gate:
                     await _fail(reader, writer)
                 elif self._mood == "open":
                     await self._pass_on(reader, writer)
+                elif self._mood == "dropping":
+                    await reader.readuntil(b"\r\n\r\n")
                 else:
                     await reader.read(-1)
         finally:

@@ -74,7 +74,7 @@ async def a_finished_execution(pool: Pool) -> None:
     )
 
 
-@pytest.mark.parametrize("mood", ["shut", "failing", "silent"])
+@pytest.mark.parametrize("mood", ["shut", "failing", "dropping", "silent"])
 async def test_while_s3_is_away_an_archived_execution_can_be_asked_for_later(
     client: httpx.AsyncClient, gate: Gate, mood: Mood
 ) -> None:

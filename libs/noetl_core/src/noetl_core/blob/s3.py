@@ -280,6 +280,8 @@ def _reason(error: Exception) -> str | None:
 def _kind(error: Exception, reason: str) -> type[StoreAwayError]:
     if reason == _NO_BUCKET:
         return _NoBucketError
-    status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    # Errors without an answer have the attribute too, and nothing in it.
+    answer = getattr(error, "response", None) or {}
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     is_refused = reason == "NoCredentialsError" or status in _REFUSALS
     return StoreRefusedError if is_refused else StoreAwayError
