@@ -17,7 +17,9 @@ async def test_five_tools_run_five_items_each_and_none_waits_for_another(flow: F
         assert most_at_once(execution.spans(tool)) > 1, f"{tool} ran one item after the other"
     asleep = [span for tool in tools[:4] for span in execution.spans(tool)]
     wall_seconds = max(end for _, end in asleep) - min(start for start, _ in asleep)
-    assert wall_seconds < 4 * 5 * SECONDS / 2, "less than half of what it takes one by one"
+    busy_seconds = sum(end - start for start, end in asleep)
+    assert busy_seconds > 4 * 5 * SECONDS
+    assert wall_seconds < busy_seconds / 2, "less than half of what it takes one by one"
     assert execution.entered()[-1] == "finish"
 
 
