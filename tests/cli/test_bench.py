@@ -69,6 +69,7 @@ def test_every_workload_counts_its_tasks(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_without_a_running_system_it_measures_one_of_its_own_service_by_service() -> None:
     answer = noetl_process("bench", "latency", "--n", "2", "--json")
 

@@ -82,6 +82,7 @@ def test_ps_and_info_of_a_directory_where_nothing_runs_say_so(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_clean_stop_ends_every_part_and_keeps_the_data(tmp_path: Path, playbook: Path) -> None:
     data_dir = tmp_path / "data"
     with dev_stack(data_dir) as first:
@@ -96,6 +97,7 @@ def test_a_clean_stop_ends_every_part_and_keeps_the_data(tmp_path: Path, playboo
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_finds_the_data(
     tmp_path: Path, playbook: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_finds_the_da
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_part_that_outlived_its_supervisor_is_ended_by_the_next_one(tmp_path: Path) -> None:
     """As on a system where a child cannot ask to die with its parent."""
     data_dir = tmp_path / "data"
@@ -138,6 +141,7 @@ def test_a_part_that_outlived_its_supervisor_is_ended_by_the_next_one(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(tmp_path: Path) -> None:
     with dev_stack(tmp_path / "data", "--processes", "--workers", "2", "--no-restart") as stack:
         parts = stack.ps()
@@ -153,6 +157,7 @@ def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_a_postgres_and_a_nats_of_the_user_are_used_instead_of_ours(
     stack: DevStack, tmp_path: Path, playbook: Path
 ) -> None:
@@ -183,6 +188,7 @@ def test_a_wrong_setting_reaches_the_services_and_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_it_runs_for_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     python = _python_of_everybody()

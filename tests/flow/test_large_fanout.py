@@ -11,7 +11,7 @@ import pytest
 
 from chaos.stack import Stack, running_stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.measured, pytest.mark.timeout(900)]
 
 ITEMS = 100_000
 FAILED = [n for n in range(ITEMS) if n % 9_973 == 7]

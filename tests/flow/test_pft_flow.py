@@ -67,6 +67,7 @@ async def test_a_small_clinic_is_loaded_to_the_last_record(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 @pytest.mark.timeout(960)
 async def test_ten_facilities_are_loaded_to_the_last_record(
     stack: Stack, capsys: pytest.CaptureFixture[str]

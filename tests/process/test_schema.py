@@ -21,7 +21,7 @@ from noetl_core.store.migrations import migrate
 from noetl_core.store.postgres import open_pool
 from support.postgres import PostgresServer, free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.measured]
 
 SERVICES = tuple(
     folder.name for folder in sorted((Path(__file__).parents[2] / "services").iterdir())

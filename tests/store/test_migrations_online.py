@@ -76,6 +76,7 @@ async def has_column(conn: Connection | Pool, table: str, column: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 async def test_a_long_transaction_delays_the_migration_and_nobody_else(
     connect: Connect, conn: Connection, tmp_path: Path
 ) -> None:
@@ -338,6 +339,7 @@ async def test_a_migrator_that_waits_for_another_gives_up_in_the_end(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 async def test_an_autovacuum_that_is_in_the_way_is_ended(
     connect: Connect, conn: Connection, tmp_path: Path
 ) -> None:
