@@ -187,7 +187,7 @@ Mood = Literal["open", "shut", "failing", "dropping", "silent"]
 
 
 class Gate:
-    """Passes on what comes, or refuses it, or answers with errors, or hangs up, or never answers."""
+    """Passes on what comes, refuses it, answers with errors, hangs up, or says nothing at all."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
