@@ -1,4 +1,4 @@
-"""What the last owner of a shard moved gets the next epoch."""
+"""A shard that changes hands keeps its epoch, and what its last owner moved gets the next one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from noetl_broker.config import BrokerConfig
 from noetl_broker.left import look_back
 from noetl_broker.main import start
 from noetl_broker.turn import Letter
-from noetl_core.domain.ids import EpochId, EventId, RuntimeId, ShardId
+from noetl_core.domain.ids import EpochId, EventId, ExecutionId, RuntimeId, ShardId
 from noetl_core.domain.sharding import shard_of
 from noetl_core.process.service import Service, serving
 from noetl_core.store import checkpoint, resize
@@ -51,8 +51,8 @@ async def successor(former: Desk, pool: Pool) -> Desk:
     return desk
 
 
-async def close(desk: Desk) -> EpochId:
-    epoch = EpochId(desk.mint())
+async def close(desk: Desk, epoch: EpochId | None = None) -> EpochId:
+    epoch = epoch or EpochId(desk.mint())
     letters = [Letter(s, encode_messages([Barrier(shard_id=s, epoch=epoch)])) for s in desk.claims]
     await desk.broker.advance(letters)
     return epoch
@@ -162,6 +162,73 @@ async def test_only_the_last_events_of_a_shard_are_looked_at(
     found = await look_back(broker_pool, list(former.claims), await resize.current(broker_pool))
 
     assert found[shard].unmarked == {newest}
+
+
+async def epochs(desk: Desk, execution_id: ExecutionId) -> list[int | None]:
+    rows = await desk.pool.fetch(
+        "SELECT epoch_id FROM noetl.event WHERE execution_id = $1 ORDER BY event_id", execution_id
+    )
+    return [row[0] for row in rows]
+
+
+async def test_every_event_says_its_epoch_also_before_the_first_barrier(former: Desk) -> None:
+    execution_id = await former.start(CHAIN)
+
+    (begun,) = set(await epochs(former, execution_id))
+
+    assert begun is not None
+    closed = await close(former)
+    await former.run({"first": {"go": False}})
+    found = await epochs(former, execution_id)
+    assert set(found) == {begun, closed}
+    assert found == sorted(found, key=lambda one: one or 0)
+
+
+async def test_the_next_owner_goes_on_in_the_epoch_of_the_last_one(
+    former: Desk, broker_pool: Pool
+) -> None:
+    execution_id = await former.start(CHAIN)
+    closed = await close(former)
+
+    desk = await successor(former, broker_pool)
+    await desk.run({"first": {"go": False}})
+
+    assert (await epochs(desk, execution_id))[-1] == closed
+
+
+async def test_an_old_barrier_closes_nothing_after_a_newer_one_of_the_last_owner(
+    former: Desk, broker_pool: Pool
+) -> None:
+    old = EpochId(former.mint())
+    execution_id = await former.start(CHAIN)
+    await close(former)
+    (leased,) = await former.lease()
+    await former.send(claimed(execution_id, leased.command_id))
+    desk = await successor(former, broker_pool)
+
+    shard = shard_of(execution_id, shard_count=16)
+    await desk.broker.advance(
+        [Letter(shard, encode_messages([Barrier(shard_id=shard, epoch=old)]))]
+    )
+
+    assert (await desk.types(execution_id)).count(CLOSE) == 1
+
+
+async def test_epochs_ascend_where_a_close_is_the_first_event_with_one(
+    former: Desk, broker_pool: Pool
+) -> None:
+    """The log was written by a broker that gave none, and the barrier was sent before we came."""
+    sent = EpochId(former.mint())
+    execution_id = await former.start(CHAIN)
+    await former.pool.execute("UPDATE noetl.event SET epoch_id = NULL")
+    desk = await successor(former, broker_pool)
+
+    await close(desk, sent)
+    await desk.run({"first": {"go": False}})
+
+    given = [epoch for epoch in await epochs(desk, execution_id) if epoch is not None]
+    assert len(given) > 1
+    assert given == sorted(given)
 
 
 async def test_a_broker_closes_the_epoch_of_what_waits_since_before_it_came(

@@ -183,6 +183,8 @@ class Broker:
             self._unmarked.pop(shard, None)
         for shard, left in self._left.items():
             self._unmarked[shard] = set(left.unmarked)
+            if left.epoch is not None:
+                self._recorder.epochs[shard] = left.epoch
         self._recounted = None
         self._forgotten.clear()
         self._left.clear()
@@ -436,7 +438,8 @@ class Broker:
             else:
                 unmarked.discard(execution_id)
         for shard, epoch in turn.closing.items():
-            self._recorder.epochs[shard] = epoch
+            # The close itself may have begun the shard's first epoch, after the barrier was sent.
+            self._recorder.epochs[shard] = max(epoch, self._recorder.epochs.get(shard, epoch))
             self._unmarked.pop(shard, None)
         self.states.trim()
 

@@ -8,7 +8,7 @@ happens to the same execution: for an approval, hours later.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noetl_core.domain.ids import ExecutionId, ShardId
+from noetl_core.domain.ids import EpochId, ExecutionId, ShardId
 from noetl_core.store import checkpoint
 from noetl_core.store.postgres import Pool
 from noetl_core.store.resize import Generation
@@ -21,6 +21,8 @@ Whoever moved before them and was not marked, because no barrier came for long, 
 class Left(NamedTuple):
     """Of one shard."""
 
+    epoch: EpochId | None = None
+    """The epoch that its log stands in; None while it never had any."""
     unmarked: frozenset[ExecutionId] = frozenset()
     """Who moved past the last recorded epoch: the next barrier marks them."""
 
@@ -29,5 +31,6 @@ async def look_back(
     pool: Pool, shards: Sequence[ShardId], generation: Generation
 ) -> dict[ShardId, Left]:
     """Of every one of these shards, which are ours by now: what is read here does not change."""
+    epochs = await checkpoint.closed_last(pool, shards)
     unmarked = await checkpoint.left_open(pool, shards, generation, limit=EVENTS_MAX)
-    return {s: Left(frozenset(unmarked.get(s, ()))) for s in shards}
+    return {s: Left(epochs.get(s), frozenset(unmarked.get(s, ()))) for s in shards}

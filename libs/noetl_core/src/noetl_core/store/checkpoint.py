@@ -95,6 +95,33 @@ async def left_open(
     return found
 
 
+# The close of an epoch is the last event that says the epoch before.
+_CLOSED = f"""
+SELECT wanted.shard_id, greatest(newest.epoch, closed.epoch::bigint) AS epoch
+FROM unnest($1::integer[]) AS wanted (shard_id)
+LEFT JOIN LATERAL (
+    SELECT epoch_id AS epoch FROM noetl.event
+    WHERE shard_id = wanted.shard_id
+    ORDER BY event_id DESC
+    LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN context ->> 'barrier' ~ {_IS_EPOCH} THEN context ->> 'barrier' END AS epoch
+    FROM noetl.event
+    WHERE event_type = 'checkpoint.committed' AND shard_id = wanted.shard_id
+    ORDER BY event_id DESC
+    LIMIT 1
+) AS closed ON true
+"""  # noqa: S608 - the pattern is a constant
+
+
+async def closed_last(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict[ShardId, EpochId]:
+    """The epoch that the log of each of these shards stands in; one that never had any is left
+    out."""
+    rows = await conn.fetch(_CLOSED, list(shards))
+    return {ShardId(r["shard_id"]): EpochId(r["epoch"]) for r in rows if r["epoch"] is not None}
+
+
 class Recorded(NamedTuple):
     searched: dict[ShardId, EventId]
     """Up to which event closed epochs were looked for, of each shard that was projected further."""
