@@ -1092,6 +1092,7 @@ GRANT SELECT ON TABLE noetl.checkpoint TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE ON TABLE noetl.checkpoint TO noetl_checkpointer;
 GRANT SELECT ON TABLE noetl.checkpoint TO noetl_compactor;
 GRANT SELECT ON TABLE noetl.checkpoint TO noetl_query;
+GRANT SELECT ON TABLE noetl.checkpoint TO noetl_broker;
 
 GRANT SELECT ON TABLE noetl.command TO noetl_api_gateway;
 GRANT SELECT,INSERT,DELETE ON TABLE noetl.command TO noetl_broker;

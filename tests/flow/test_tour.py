@@ -4,7 +4,7 @@ client ─1─> gateway ──> inbox ─2─> broker ──> command ─3─> w
 client <─6─ gateway <── noetl.execution <─5─ projection <── noetl.event <────────────┘
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -111,6 +111,9 @@ class Owned:
 
     def held(self) -> dict[ShardId, int]:
         return self._epochs
+
+    def claimed(self) -> Collection[ShardId]:
+        return self._epochs.keys()
 
     async def lost(self, shard_ids: Any) -> None:
         raise AssertionError(shard_ids)

@@ -37,6 +37,19 @@ async def test_a_leader_that_slept_through_its_lease_knows_that_it_leads_no_more
     clock.advance(LEASE_SECONDS)
 
     assert not leader.is_leader
+    assert leader.has_led, "nobody else is known to lead"
+
+
+async def test_who_was_succeeded_has_not_led_any_more(pool: Pool) -> None:
+    (sleeper, clock), (second, _) = await candidate(pool, "a"), await candidate(pool, "b")
+    await sleeper.keep()
+    clock.advance(LEASE_SECONDS)
+    await pool.execute("UPDATE noetl.leader SET leased_until = now() - interval '1 second'")
+    await second.keep()
+
+    await sleeper.keep()
+
+    assert (sleeper.has_led, second.has_led) == (False, True)
 
 
 async def test_who_resigns_is_followed_at_once(pool: Pool) -> None:

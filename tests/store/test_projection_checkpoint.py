@@ -28,6 +28,9 @@ class Held:
     def held(self) -> Mapping[ShardId, int]:
         return {SHARD: 0}
 
+    def claimed(self) -> Collection[ShardId]:
+        return [SHARD]
+
     async def lost(self, shard_ids: Collection[ShardId]) -> None:
         raise AssertionError(shard_ids)
 

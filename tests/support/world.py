@@ -78,6 +78,9 @@ from support.playbooks import (
 ROUNDS_MAX = 300
 """A round runs every command that is open, so this is the longest chain a case can have."""
 
+EPOCHS_FROM = 1 << 40
+"""The checkpointer mints its epochs above those that events have."""
+
 COMMANDS_MAX = 100
 EVENTS_MAX = 10_000
 
@@ -350,7 +353,7 @@ class World:
 
     def barrier(self) -> None:
         self._barriers += 1
-        self.publish(Barrier(shard_id=SHARD, epoch=EpochId(self._barriers)))
+        self.publish(Barrier(shard_id=SHARD, epoch=EpochId(EPOCHS_FROM + self._barriers)))
 
     def sweep(self) -> None:
         """The reaper: leases that ran out, executions in which nothing is under way."""

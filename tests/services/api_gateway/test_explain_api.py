@@ -257,6 +257,37 @@ class TestExplain:
         assert "No broker owns its shard" in text
         assert "1 message for it wait" in text
 
+    async def test_it_says_how_old_the_status_may_be(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await an_event(pool, 1)
+        await pool.execute(
+            "UPDATE noetl.event SET shard_id = noetl.vnode(1) % 16,"
+            " created_at = now() - interval '2 hours'"
+        )
+        await pool.execute("UPDATE noetl.execution_shard SET leased_until = now() + interval '1 h'")
+        await pool.execute(
+            "UPDATE noetl.execution_shard SET owner_instance = role, owner_runtime_id = 7"
+        )
+
+        text = await sentences(client)
+
+        assert "lags behind the log: what is said here may be of 2 h" in text
+        assert "No projection" not in text
+
+    async def test_an_idle_shard_is_not_behind_and_one_without_a_projection_stands_still(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        await pool.execute(
+            "INSERT INTO noetl.projection_checkpoint (shard_id, last_projected_event_id, lag_ms)"
+            " VALUES (noetl.vnode(1) % 16, 5, 60000)"
+        )
+
+        text = await sentences(client)
+
+        assert "lags behind" not in text
+        assert "No projection owns its shard" in text
+
     async def test_of_one_that_has_ended_it_says_how(self, client: Client, pool: Pool) -> None:
         error = {"kind": "http", "message": "no"}
         await an_execution(pool, 1, status="FAILED", error=error)

@@ -28,6 +28,22 @@ async def test_every_shard_is_shown_with_its_owner_its_lease_and_what_waits(
     assert (second["instance"], second["leased_until"], second["waiting"]) == (None, None, 0)
 
 
+async def test_the_lag_of_a_projection_is_that_of_now(client: Client, pool: Pool) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.event"
+        " (execution_id, event_id, event_key, shard_id, event_type, created_at)"
+        " VALUES (1, 9, 'k', 3, 'step.enter', now() - interval '1 hour')"
+    )
+    sql = "INSERT INTO noetl.projection_checkpoint VALUES ($1, $2, now(), 60000)"
+    await pool.executemany(sql, [(3, 8), (4, 8)])
+
+    found = (await client.get("/api/shards")).json()["shards"]
+
+    lags = {one["shard_id"]: one["lag_ms"] for one in found if one["role"] == "projection"}
+    assert 3_590_000 < lags[3] < 3_700_000
+    assert lags[4] == 0
+
+
 async def test_a_wish_is_stored_for_the_shard_manager(client: Client, pool: Pool) -> None:
     answer = await client.post("/api/shards/resize", json={"from": 16, "to": 64})
 

@@ -21,6 +21,7 @@ from noetl_checkpointer.main import start
 from noetl_core.bus.connection import Bus, open_bus
 from noetl_core.domain.events import CheckpointCommitted, Event, StepEntered
 from noetl_core.domain.ids import EpochId, EventId, ExecutionId, ShardId, StepName
+from noetl_core.domain.sharding import shard_of
 from noetl_core.domain.snowflake import EPOCH_MS, Snowflake
 from noetl_core.process.service import Service, serving
 from noetl_core.store import checkpoint
@@ -349,6 +350,52 @@ async def test_the_age_is_that_of_the_first_event_past_the_last_epoch(
         assert found[SHARD] == pytest.approx(age_seconds * 1000, abs=5000)
 
 
+async def test_what_moved_to_another_shard_has_no_age_once_it_has_a_newer_epoch_there(
+    pool: Pool, checkpointer_pool: Pool
+) -> None:
+    await add_execution(pool, status="RUNNING")
+    await append(pool, 11)
+    await make_older(pool, 11, 30)
+    await project_to(pool, 11)
+    assert set(await ages_ms(checkpointer_pool, SHARD)) == {SHARD}
+
+    other = ShardId(19)
+    await append(pool, 12, epoch=500, shard=other)
+    await project_to(pool, 12, other)
+    await commit_epoch_of(pool, other)
+
+    assert await ages_ms(checkpointer_pool, SHARD) == {}
+    await append(pool, 13)
+    await project_to(pool, 13)
+    assert set(await ages_ms(checkpointer_pool, SHARD)) == {SHARD}, "it moved since"
+
+
+async def commit_epoch_of(pool: Pool, shard: ShardId) -> None:
+    assert (await checkpoint.record(pool, {shard: EventId(0)}, limit=10)).executions
+
+
+async def test_the_barrier_that_was_missed_goes_to_where_the_execution_lies_now(
+    pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
+) -> None:
+    """Nothing ever happened there: the count of shards has changed since."""
+    progress = Progress()
+    moved = 5
+    lies_on = shard_of(ExecutionId(moved), shard_count=16)
+    assert lies_on != SHARD
+    await append(pool, 5, execution_id=moved)
+    await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+    await pool.execute("UPDATE noetl.event SET created_at = now() - interval '1 minute'")
+
+    await watch_ages(checkpointer_pool, progress)
+    await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+
+    assert await heard.until(2) == [(1000, SHARD), (1001, lies_on)]
+    assert (
+        await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
+        is None
+    ), "until the next look"
+
+
 async def make_older(pool: Pool, event_id: int, seconds: float) -> None:
     await pool.execute(
         "UPDATE noetl.event SET created_at = now() - make_interval(secs => $1) WHERE event_id = $2",
@@ -510,8 +557,9 @@ async def test_a_shard_that_missed_its_barrier_gets_another(
     pool: Pool, checkpointer_pool: Pool, bus: Bus, ids: Iterator[int], heard: Heard
 ) -> None:
     progress = Progress()
-    await append(pool, 5)
-    await add_execution(pool, status="RUNNING")
+    here = next(e for e in map(ExecutionId, count(1)) if shard_of(e, shard_count=16) == SHARD)
+    await append(pool, 5, execution_id=here)
+    await add_execution(pool, status="RUNNING", execution_id=here)
     await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))
     assert (
         await close_epoch(checkpointer_pool, bus, progress, mint_above=lambda _floor: next(ids))

@@ -62,6 +62,9 @@ class Held:
     def held(self) -> Mapping[ShardId, int]:
         return self.epochs
 
+    def claimed(self) -> Collection[ShardId]:
+        return self.epochs.keys()
+
     async def lost(self, shard_ids: Collection[ShardId]) -> None:
         for shard_id in shard_ids:
             del self.epochs[shard_id]

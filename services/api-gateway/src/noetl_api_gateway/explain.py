@@ -73,7 +73,7 @@ async def _facts(
         shard_id=around.shard_id,
         has_broker=around.broker is not None,
         has_projection=around.projection is not None,
-        lag_ms=around.lag_ms or 0,
+        lag_ms=around.lag_ms,
         messages=around.messages,
         oldest_message_seconds=around.oldest_message_seconds or 0.0,
         timer=around.timer,

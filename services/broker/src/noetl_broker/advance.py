@@ -32,6 +32,7 @@ from noetl_broker.accept import (
     expire,
 )
 from noetl_broker.family import on_end, start_child
+from noetl_broker.left import Left
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
 from noetl_broker.states import Live, States
@@ -94,6 +95,7 @@ class Broker:
         self._recorder = Recorder(results, mint, workers)
         self._unmarked: dict[ShardId, set[ExecutionId]] = {}
         self._forgotten: set[ShardId] = set()
+        self._left: dict[ShardId, Left] = {}
         self._recounted: int | None = None
         self.states = states
 
@@ -161,8 +163,15 @@ class Broker:
         that vanished under it would look like an execution that was never started, and the letters
         for that would be dropped.
         """
-        self._forgotten.update(shards)
+        for shard in shards:
+            self._forgotten.add(shard)
+            self._left.pop(shard, None)
         self._recounted = shard_count or self._recounted
+
+    def take_over(self, left: Mapping[ShardId, Left], *, shard_count: int) -> None:
+        """These are ours now, as their last owner has left them: with the next turn."""
+        self.forget_shards(left, shard_count=shard_count)
+        self._left.update(left)
 
     def _forget(self) -> None:
         if self._recounted is not None:
@@ -172,8 +181,13 @@ class Broker:
         for shard in self._forgotten:
             self._recorder.epochs.pop(shard, None)
             self._unmarked.pop(shard, None)
+        for shard, left in self._left.items():
+            self._unmarked[shard] = set(left.unmarked)
+            if left.epoch is not None:
+                self._recorder.epochs[shard] = left.epoch
         self._recounted = None
         self._forgotten.clear()
+        self._left.clear()
 
     async def _commit(self, turn: Turn, taken: list[Taken], *, reload: bool = False) -> None:
         """Fold, decide, commit. Whatever goes wrong, no state outlives it that might be wrong."""
@@ -424,7 +438,8 @@ class Broker:
             else:
                 unmarked.discard(execution_id)
         for shard, epoch in turn.closing.items():
-            self._recorder.epochs[shard] = epoch
+            # The close itself may have begun the shard's first epoch, after the barrier was sent.
+            self._recorder.epochs[shard] = max(epoch, self._recorder.epochs.get(shard, epoch))
             self._unmarked.pop(shard, None)
         self.states.trim()
 

@@ -1,5 +1,5 @@
-"""Reads noetl.inbox, JetStream and noetl.catalog. Writes noetl.event, noetl.command,
-noetl.result_ref.
+"""Reads noetl.inbox, JetStream, noetl.catalog and noetl.checkpoint. Writes noetl.event,
+noetl.command, noetl.result_ref.
 
 The only service that writes the log, and only of the shards whose lease it holds.
 """
@@ -12,6 +12,7 @@ from functools import partial
 from noetl_broker.advance import Broker
 from noetl_broker.config import BrokerConfig
 from noetl_broker.intake import Intake
+from noetl_broker.left import look_back
 from noetl_broker.placing import WATCH_SECONDS, WorkerWatch
 from noetl_broker.pump import Pump
 from noetl_broker.states import States
@@ -30,6 +31,7 @@ from noetl_core.store.command import QUEUE_SETTINGS
 from noetl_core.store.event import EventRow
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.resize import Generation
 from noetl_core.wire.messages import Barrier, encode_messages
 from noetl_core.wire.subjects import ANY_INBOX_WAKE, EPOCHS_CLOSE, shards_wake
 
@@ -46,7 +48,9 @@ async def start(service: Service[BrokerConfig]) -> None:
 
     async def gained(claims: Sequence[Claim]) -> None:
         shards = [claim.shard_id for claim in claims]
-        broker.forget_shards(shards, shard_count=await _pass_over_log(pool, member, shards))
+        generation = await _pass_over_log(pool, member, shards)
+        left = await look_back(pool, shards, generation)
+        broker.take_over(left, shard_count=generation.shard_count)
 
     async def lost(shard: ShardId) -> None:
         await consumer.remove(shard)
@@ -103,7 +107,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     service.every(0.0, pump.turn, name="advance")
 
 
-async def _pass_over_log(pool: Pool, member: Member, shards: Sequence[ShardId]) -> int:
+async def _pass_over_log(pool: Pool, member: Member, shards: Sequence[ShardId]) -> Generation:
     """From now on mint above all that these shards have. Says by how many shards to count.
 
     Events of a shard ascend by id even when its new owner's clock is behind the last one's, and
@@ -112,7 +116,7 @@ async def _pass_over_log(pool: Pool, member: Member, shards: Sequence[ShardId]) 
     member.pass_over(await event.newest_event_id(pool, shards))
     generation = await resize.current(pool)
     member.pass_over(generation.switch_id)
-    return generation.shard_count
+    return generation
 
 
 def _broker(

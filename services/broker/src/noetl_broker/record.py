@@ -39,7 +39,8 @@ class Recorder:
         self._playbooks = Playbooks()
         self._ids: Iterator[int] = iter(mint, None)
         self.epochs: dict[ShardId, EpochId] = {}
-        """The epoch that was closed last on each shard; events carry it."""
+        """The epoch that was closed last on each shard; events carry it. The first event of a shard
+        that never had one begins one."""
 
     async def record(
         self,
@@ -71,8 +72,10 @@ class Recorder:
                     stored = None
 
     def append(self, turn: Turn, shard: ShardId, event: Event) -> None:
-        epoch = self.epochs.get(shard)
-        turn.batch.events.append(event_row(event, shard_id=shard, epoch_id=epoch))
+        if shard not in self.epochs:
+            self.epochs[shard] = EpochId(next(self._ids))
+        row = event_row(event, shard_id=shard, epoch_id=self.epochs[shard])
+        turn.batch.events.append(row)
 
     async def _write(
         self, turn: Turn, shard: ShardId, playbook: Playbook, live: Live, item: Recorded

@@ -15,6 +15,7 @@ import structlog
 from noetl_checkpointer import metrics
 from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import EpochId, EventId, ShardId
+from noetl_core.domain.sharding import shard_of
 from noetl_core.store import checkpoint, event, setting
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Barrier, encode_messages
@@ -40,6 +41,8 @@ class Progress:
         take it for one that they have closed."""
         self.closed: dict[ShardId, EventId] = {}
         """The shard's newest event when its last barrier was sent."""
+        self.missed: set[ShardId] = set()
+        """Shards that get a barrier though nothing moved in them."""
         self.searched: dict[ShardId, EventId] = {}
         """Up to which event closed epochs were searched for."""
         self.passed: dict[ShardId, EventId] = {}
@@ -57,17 +60,19 @@ async def close_epoch(
     # By the log, not by the projection: one that is behind must not put off the next epoch, too.
     newest = await event.newest_events(pool, shards)
     moved = {s: to.event_id for s, to in newest.items() if to.event_id > progress.closed.get(s, 0)}
-    if not moved:
+    asked = moved.keys() | progress.missed
+    if not asked:
         return None
     # A broker may know of an epoch that closed nothing: it is in the events that came after.
     epoch = EpochId(mint_above(max(progress.floor, *(to.epoch for to in newest.values()))))
     # To whoever listens now: what waits in a stream behind a backlog would close nothing in time.
     # A barrier that is lost is sent again with the next epoch, at the latest when the age shows it.
     is_sent = bus.is_connected
-    await bus.wake(EPOCHS_CLOSE, encode_messages([_barrier(shard, epoch) for shard in moved]))
+    await bus.wake(EPOCHS_CLOSE, encode_messages([_barrier(shard, epoch) for shard in asked]))
     if is_sent:
         progress.closed.update(moved)
-    metrics.BARRIERS.add(len(moved), {"outcome": "sent" if is_sent else "lost"})
+        progress.missed.clear()
+    metrics.BARRIERS.add(len(asked), {"outcome": "sent" if is_sent else "lost"})
     return epoch
 
 
@@ -96,8 +101,9 @@ async def watch_ages(pool: Pool, progress: Progress) -> None:
     places = {shard: progress.passed.get(shard, EventId(0)) for shard in shards}
     found = await checkpoint.ages(pool, places, limit=AGED_EVENTS_MAX)
     progress.passed.update(found.passed)
-    for shard in [shard for shard, age_ms in found.ages_ms.items() if age_ms > SEND_AGAIN_MS]:
-        progress.closed.pop(shard, None)
+    late = [shard for shard, age_ms in found.ages_ms.items() if age_ms > SEND_AGAIN_MS]
+    # Whoever moved there may be on another shard since their count changed: that one closes it.
+    progress.missed = {shard_of(found.oldest[s], shard_count=len(shards)) for s in late}
     metrics.show_ages(shards, found.ages_ms)
 
 

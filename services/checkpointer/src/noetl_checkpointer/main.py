@@ -53,7 +53,7 @@ async def start(service: Service[CheckpointerConfig]) -> None:
         if (at := led()) is not None:
             await watch_ages(pool, at)
             await forget_ended(pool, at)
-        else:
+        elif not leader.has_led:
             show_ages((), {})
 
     async def hear(_body: bytes) -> None:

@@ -1,6 +1,8 @@
 """What the checkpointer measures."""
 
+import time
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -9,19 +11,32 @@ from noetl_core.process.telemetry import meter
 
 _meter = meter("checkpointer")
 
-_ages_ms: dict[ShardId, float] = {}
+SILENT_SECONDS = 3.0
+"""Who could not look for so long does not know that nothing has grown older meanwhile."""
+
+
+class _Look(NamedTuple):
+    age_ms: float
+    at: float
+
+
+_looks: dict[ShardId, _Look] = {}
 
 
 def _observed(_: CallbackOptions) -> Iterable[Observation]:
-    for shard, age_ms in list(_ages_ms.items()):
-        yield Observation(age_ms, {"shard": shard})
+    now = time.monotonic()
+    for shard, look in list(_looks.items()):
+        silent = now - look.at
+        late_ms = silent * 1000 if silent > SILENT_SECONDS else 0.0
+        yield Observation(look.age_ms + late_ms, {"shard": shard})
 
 
 _meter.create_observable_gauge(
     "noetl_checkpoint_age_ms",
     [_observed],
     unit="ms",
-    description="How long a shard has worked past its last recorded epoch; 0 when it is quiet.",
+    description="How long a shard has worked past its last recorded epoch; 0 when it is quiet. "
+    "It grows while nobody can look.",
 )
 BARRIERS = _meter.create_counter(
     "noetl_checkpoint_barriers", description="Barriers sent, by outcome (sent, lost)."
@@ -32,6 +47,7 @@ RECORDED = _meter.create_counter(
 
 
 def show_ages(shards: Iterable[ShardId], ages_ms: Mapping[ShardId, float]) -> None:
-    """Of these shards and no others: who does not lead has nothing to tell."""
-    _ages_ms.clear()
-    _ages_ms.update({shard: ages_ms.get(shard, 0.0) for shard in shards})
+    """Of these shards and no others: while another one leads we have nothing to tell."""
+    now = time.monotonic()
+    _looks.clear()
+    _looks.update({shard: _Look(ages_ms.get(shard, 0.0), now) for shard in shards})

@@ -58,7 +58,7 @@ DIFFERED = _meter.create_counter(
 )
 
 
-def say_held(shards: Collection[ShardId]) -> None:
+def say_claimed(shards: Collection[ShardId]) -> None:
     """Of these we have to tell, and of no others any more."""
     for shard in _looks.keys() - set(shards):
         del _looks[shard]

@@ -36,6 +36,9 @@ class Shards(Protocol):
     def held(self) -> Mapping[ShardId, int]:
         """Shard -> the epoch of our lease."""
 
+    def claimed(self) -> Collection[ShardId]:
+        """Those, and what was ours when the lease ran out and nobody is known to have taken."""
+
     async def lost(self, shard_ids: Collection[ShardId]) -> None:
         """A commit was refused: these shards have another owner."""
 
@@ -44,7 +47,8 @@ async def project(pool: Pool, shards: Shards, memory: Memory, *, batch_size: int
     """One turn over the shards we hold. Says how many events it has passed."""
     memory.keep(shards.held())
     memory.ended, memory.ended_rows, memory.has_closed = [], [], False
-    metrics.say_held(memory.epochs)
+    # Also while the lease has lapsed: who cannot reach Postgres is behind.
+    metrics.say_claimed(shards.claimed())
     if not memory.epochs:
         return 0
     try:

@@ -127,8 +127,14 @@ def _trouble(facts: Facts) -> Iterator[str]:
         count = "1 message" if facts.messages == 1 else f"{facts.messages} messages"
         verb = "waits" if facts.messages == 1 else "wait"
         yield f"{count} for it {verb} to be read, for {facts.oldest_message_seconds:.0f} s by now."
-    if not facts.has_projection or facts.lag_ms > LAG_MS_MAX:
-        yield "The status lags behind the log: what is said here may be of some seconds ago."
+    if not facts.has_projection:
+        yield (
+            f"No projection owns its shard {facts.shard_id}: "
+            "the status stands still until a projection runs."
+        )
+    if facts.lag_ms > LAG_MS_MAX:
+        behind = lasting(timedelta(milliseconds=facts.lag_ms))
+        yield f"The status lags behind the log: what is said here may be of {behind} ago."
     if facts.last_error is not None:
         yield f"The last error: {facts.last_error}"
     if facts.is_flagged:

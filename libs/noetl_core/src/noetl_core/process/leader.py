@@ -43,6 +43,12 @@ class Leadership:
     def is_leader(self) -> bool:
         return self._clock() < self._leased_until
 
+    @property
+    def has_led(self) -> bool:
+        """Whether the role was ours when Postgres last answered, also while the lease has lapsed:
+        nobody is known to have taken it."""
+        return self._led
+
     async def keep(self) -> None:
         """One turn: renew the lease, or take it if it is free."""
         asked_at = self._clock()

@@ -12,7 +12,7 @@ cannot write after that is proved by the epoch, in the commit itself.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated
 
@@ -129,6 +129,10 @@ class ShardOwner:
     def held(self) -> Mapping[ShardId, int]:
         """Shard -> epoch. Empty when the lease has run out by our clock, until it is renewed."""
         return _NOTHING if self._is_lapsed() else MappingProxyType(self._claims)
+
+    def claimed(self) -> Collection[ShardId]:
+        """Those that nobody is known to have taken from us, also while our lease has run out."""
+        return self._claims.keys()
 
     async def keep(self) -> None:
         """One turn, to be run every `shard_look_seconds`."""

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from noetl_core.domain.ids import EpochId, EventId, ExecutionId, ShardId
+from noetl_core.domain.ids import ID_MAX, EpochId, EventId, ExecutionId, ShardId
 from noetl_core.store.postgres import Connection, Pool
+from noetl_core.store.resize import Generation
 
 _RESUME = """
 SELECT wanted.shard_id, coalesce(newest.last_event_id, 0) AS event_id
@@ -47,6 +48,78 @@ SELECT greatest(
 async def newest_epoch(conn: Connection | Pool, shards: Iterable[ShardId]) -> EpochId:
     """The highest epoch that was recorded or closed; 0 when there is none."""
     return EpochId(await conn.fetchval(_NEWEST_EPOCH, list(shards)) or 0)
+
+
+# The last events of each shard: who moved since the last barrier moved a moment ago. Where the
+# count of shards changed, what an execution did before lies on the shard of then.
+_LEFT_OPEN = """
+SELECT noetl.vnode(moved.execution_id) % $2 AS shard_id, moved.execution_id
+FROM (
+    SELECT tail.execution_id, max(tail.event_id) AS event_id
+    FROM noetl.execution_shard AS s
+    LEFT JOIN LATERAL (
+        SELECT last_event_id FROM noetl.checkpoint
+        WHERE shard_id = s.shard_id
+        ORDER BY last_event_id DESC
+        LIMIT 1
+    ) AS newest ON true
+    CROSS JOIN LATERAL (
+        SELECT event_id, execution_id FROM noetl.event
+        WHERE shard_id = s.shard_id AND event_id > coalesce(newest.last_event_id, 0)
+          AND event_id <= CASE WHEN s.shard_id = ANY ($1::integer[]) THEN $4::bigint ELSE $3 END
+        ORDER BY event_id DESC
+        LIMIT $5
+    ) AS tail
+    WHERE s.role = 'broker'
+    GROUP BY tail.execution_id
+) AS moved
+WHERE noetl.vnode(moved.execution_id) % $2 = ANY ($1::integer[])
+  AND coalesce(
+      (SELECT status FROM noetl.execution WHERE execution_id = moved.execution_id), 'PENDING'
+  ) IN ('PENDING', 'RUNNING', 'PAUSED')
+  AND coalesce(
+      (SELECT max(last_event_id) FROM noetl.checkpoint WHERE execution_id = moved.execution_id), 0
+  ) < moved.event_id
+"""
+
+
+async def left_open(
+    conn: Connection | Pool, shards: Iterable[ShardId], generation: Generation, *, limit: int
+) -> dict[ShardId, set[ExecutionId]]:
+    """Who of these shards goes on and has moved past its last recorded epoch, among the last
+    `limit` events of each shard."""
+    rows = await conn.fetch(_LEFT_OPEN, list(shards), *generation, ID_MAX, limit)
+    found: dict[ShardId, set[ExecutionId]] = {}
+    for row in rows:
+        found.setdefault(ShardId(row["shard_id"]), set()).add(ExecutionId(row["execution_id"]))
+    return found
+
+
+# The close of an epoch is the last event that says the epoch before.
+_CLOSED = f"""
+SELECT wanted.shard_id, greatest(newest.epoch, closed.epoch::bigint) AS epoch
+FROM unnest($1::integer[]) AS wanted (shard_id)
+LEFT JOIN LATERAL (
+    SELECT epoch_id AS epoch FROM noetl.event
+    WHERE shard_id = wanted.shard_id
+    ORDER BY event_id DESC
+    LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT CASE WHEN context ->> 'barrier' ~ {_IS_EPOCH} THEN context ->> 'barrier' END AS epoch
+    FROM noetl.event
+    WHERE event_type = 'checkpoint.committed' AND shard_id = wanted.shard_id
+    ORDER BY event_id DESC
+    LIMIT 1
+) AS closed ON true
+"""  # noqa: S608 - the pattern is a constant
+
+
+async def closed_last(conn: Connection | Pool, shards: Iterable[ShardId]) -> dict[ShardId, EpochId]:
+    """The epoch that the log of each of these shards stands in; one that never had any is left
+    out."""
+    rows = await conn.fetch(_CLOSED, list(shards))
+    return {ShardId(r["shard_id"]): EpochId(r["epoch"]) for r in rows if r["epoch"] is not None}
 
 
 class Recorded(NamedTuple):
@@ -175,7 +248,8 @@ async def forget_ended(conn: Connection | Pool, after: Place, *, limit: int) -> 
 # From the first event that no recorded epoch covers: that is what would be replayed. A shard in
 # which nothing moved since its last epoch has no age, however long ago that was, and what has ended
 # needs no epoch any more. So events are looked at from there on until one belongs to an execution
-# that goes on; what is not projected may. Executions that wait quietly are never read.
+# that goes on; what is not projected may. One that moved to another shard when their count changed
+# may have a newer epoch there. Executions that wait quietly are never read.
 _TAIL = """
 SELECT event_id, execution_id, created_at FROM noetl.event
 WHERE shard_id = wanted.shard_id AND event_id > place.event_id
@@ -184,7 +258,7 @@ LIMIT $3
 """
 
 _AGES = f"""
-SELECT wanted.shard_id,
+SELECT wanted.shard_id, uncovered.execution_id,
        extract(epoch FROM clock_timestamp() - uncovered.created_at) * 1000 AS age_ms,
        coalesce(uncovered.event_id - 1, passed.event_id, place.event_id) AS passed_to
 FROM unnest($1::integer[], $2::bigint[]) AS wanted (shard_id, after_id)
@@ -199,11 +273,15 @@ CROSS JOIN LATERAL (
     SELECT greatest(wanted.after_id, newest.last_event_id) AS event_id
 ) AS place
 LEFT JOIN LATERAL (
-    SELECT tail.event_id, tail.created_at
+    SELECT tail.event_id, tail.execution_id, tail.created_at
     FROM ({_TAIL}) AS tail
     WHERE tail.event_id > coalesce(p.last_projected_event_id, 0)
        OR (SELECT status FROM noetl.execution WHERE execution_id = tail.execution_id)
           IN ('PENDING', 'RUNNING', 'PAUSED')
+      AND NOT EXISTS (
+          SELECT FROM noetl.checkpoint AS c
+          WHERE c.execution_id = tail.execution_id AND c.last_event_id > tail.event_id
+      )
     ORDER BY tail.event_id
     LIMIT 1
 ) AS uncovered ON true
@@ -216,6 +294,8 @@ LEFT JOIN LATERAL (
 class Ages(NamedTuple):
     ages_ms: dict[ShardId, float]
     """How long work has been going on past the last closed epoch, by shard that has such work."""
+    oldest: dict[ShardId, ExecutionId]
+    """Whose work that is. The execution may have gone to another shard since."""
     passed: dict[ShardId, EventId]
     """Up to which event nothing goes on that no epoch covers: look from there the next time."""
 
@@ -223,7 +303,9 @@ class Ages(NamedTuple):
 async def ages(conn: Connection | Pool, passed: Mapping[ShardId, EventId], *, limit: int) -> Ages:
     """Look at up to `limit` events of each shard past a place where there was nothing before."""
     rows = await conn.fetch(_AGES, list(passed), list(passed.values()), limit)
+    aged = [row for row in rows if row["age_ms"] is not None]
     return Ages(
-        {ShardId(r["shard_id"]): float(r["age_ms"]) for r in rows if r["age_ms"] is not None},
+        {ShardId(row["shard_id"]): float(row["age_ms"]) for row in aged},
+        {ShardId(row["shard_id"]): ExecutionId(row["execution_id"]) for row in aged},
         {ShardId(row["shard_id"]): EventId(row["passed_to"]) for row in rows},
     )

@@ -76,16 +76,25 @@ async def living(conn: Connection | Pool, *, kind: str) -> list[RuntimeId]:
     return [RuntimeId(row["runtime_id"]) for row in rows]
 
 
+# The lag is that of now, not of the last batch: an idle shard has none, and that of one whose
+# projection hangs grows.
 _STANDING = """
 SELECT s.role, s.shard_id, s.epoch,
        CASE WHEN s.leased_until >= now() THEN s.owner_instance END AS instance,
        s.leased_until,
-       CASE WHEN s.role = 'projection' THEN p.lag_ms END AS lag_ms,
+       CASE WHEN s.role = 'projection' THEN greatest(0, behind.ms)::bigint END AS lag_ms,
        CASE WHEN s.role = 'broker' THEN coalesce(i.waiting, 0) END AS waiting,
        s.shard_id >= c.value::integer AS is_leaving
 FROM noetl.execution_shard AS s
 JOIN noetl.setting AS c ON c.name = 'shard_count'
 LEFT JOIN noetl.projection_checkpoint AS p USING (shard_id)
+LEFT JOIN LATERAL (
+    SELECT extract(epoch FROM now() - created_at) * 1000 AS ms FROM noetl.event
+    WHERE s.role = 'projection' AND shard_id = s.shard_id
+      AND event_id > coalesce(p.last_projected_event_id, 0)
+    ORDER BY event_id
+    LIMIT 1
+) AS behind ON true
 LEFT JOIN (SELECT shard_id, count(*) AS waiting FROM noetl.inbox GROUP BY shard_id) AS i
     USING (shard_id)
 WHERE s.retired_at IS NULL

@@ -155,7 +155,8 @@ class Surroundings(NamedTuple):
     shard_id: int
     broker: str | None
     projection: str | None
-    lag_ms: int | None
+    lag_ms: int
+    """The age of the shard's first event that the status does not show."""
     messages: int
     oldest_message_seconds: float | None
     timer: str | None
@@ -167,6 +168,16 @@ _SURROUNDINGS = """
 WITH own AS (
     SELECT noetl.vnode($1) % value::integer AS shard_id
     FROM noetl.setting WHERE name = 'shard_count'
+), behind AS (
+    SELECT extract(epoch FROM now() - tail.created_at) * 1000 AS ms
+    FROM own
+    LEFT JOIN noetl.projection_checkpoint AS p USING (shard_id)
+    CROSS JOIN LATERAL (
+        SELECT created_at FROM noetl.event
+        WHERE shard_id = own.shard_id AND event_id > coalesce(p.last_projected_event_id, 0)
+        ORDER BY event_id
+        LIMIT 1
+    ) AS tail
 ), mail AS (
     SELECT count(*) AS messages,
            extract(epoch FROM now() - min(created_at))::double precision AS oldest
@@ -180,7 +191,7 @@ SELECT
      WHERE s.role = 'broker' AND s.shard_id = own.shard_id AND s.leased_until >= now()),
     (SELECT owner_instance FROM noetl.execution_shard AS s
      WHERE s.role = 'projection' AND s.shard_id = own.shard_id AND s.leased_until >= now()),
-    (SELECT lag_ms FROM noetl.projection_checkpoint AS p WHERE p.shard_id = own.shard_id),
+    greatest(0, (SELECT ms FROM behind))::bigint,
     mail.messages, mail.oldest,
     (SELECT timer FROM next_timer), (SELECT due_at FROM next_timer),
     ARRAY (SELECT dead_letter_id FROM noetl.dead_letter WHERE execution_id = $1

@@ -706,8 +706,9 @@ class SqlAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ShardView(Answer, frozen=True, kw_only=True):
-    """`instance` is null while nobody holds the lease. A projection has a lag, in milliseconds; a
-    broker has messages that wait in its inbox. `is_leaving`: beyond the count since it changed.
+    """`instance` is null while nobody holds the lease. A projection has a lag: the age of
+    the first event that it has not shown, in milliseconds. A broker has messages that wait in its
+    inbox. `is_leaving`: beyond the count since it changed.
     """
 
     role: str
