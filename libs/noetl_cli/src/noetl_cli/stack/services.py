@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from noetl_cli.stack.ports import HOST
+from noetl_cli.stack.ports import HOST, choose_ports
 from noetl_cli.stack.program import Program
 
 ENGINE_SERVICES = (
@@ -58,6 +58,12 @@ def on_port(program: Program, health_port: int) -> Program:
     """The same with its health server, and so its /metrics, on that port."""
     environment = {**program.environment, HEALTH_PORT: str(health_port)}
     return replace(program, environment=environment, health_port=health_port)
+
+
+def on_free_port(program: Program) -> Program:
+    """Its /metrics are where they were, unless somebody has taken that port since."""
+    ports = choose_ports([program.name], {program.name: program.health_port})
+    return on_port(program, ports[program.name])
 
 
 def _names(name: str, count: int) -> list[str]:

@@ -24,7 +24,7 @@ from noetl_cli.stack.ports import HOST, choose_ports, is_free
 from noetl_cli.stack.postgres import PostgresCluster
 from noetl_cli.stack.processes import end, record_of
 from noetl_cli.stack.program import Program
-from noetl_cli.stack.services import on_port, service_names, service_programs
+from noetl_cli.stack.services import on_free_port, service_names, service_programs
 from noetl_cli.stack.state import StackState, read_state, write_state
 
 Report = Callable[[str], None]
@@ -212,7 +212,7 @@ class Supervisor:
     async def _restart(self, child: Child) -> None:
         if child in self._services:
             await self._database_answers()
-            _keep_port(child)
+            child.program = on_free_port(child.program)
         await child.start()
         child.go()
         self._write_state()
@@ -230,12 +230,6 @@ class Supervisor:
 
     def _write_state(self) -> None:
         write_state(self._data_dir, self.state)
-
-
-def _keep_port(child: Child) -> None:
-    """Where its /metrics were, unless somebody has taken that port since."""
-    ports = choose_ports([child.name], {child.name: child.program.health_port})
-    child.program = on_port(child.program, ports[child.name])
 
 
 def _ports(options: StackOptions, data_dir: DataDir, services: list[str]) -> dict[str, int]:
