@@ -6,15 +6,20 @@ tests/architecture/test_generated_docs.py proves that what is committed is what 
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
 
 from noetl_core.domain.events import FACT_BY_TYPE
 from noetl_core.process.config import Config, variables_of
+from noetl_core.process.telemetry import exposition
 from noetl_core.wire import subjects
 
 ROOT = Path(__file__).parents[1]
@@ -91,11 +96,34 @@ def _subjects() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    yield "| metric | unit | service | what it says |"
-    yield "|---|---|---|---|"
-    for service, file in _metric_files():
-        for name, unit, description in sorted(_declared(file.read_text())):
-            yield f"| `{name}` | {unit} | {service} | {_one_line(description)} |"
+    yield "The names are those of `/metrics`. Of a histogram it shows `NAME_bucket`, `NAME_sum` and"
+    yield "`NAME_count`. Over OTLP most counters go without their `_total`.\n"
+    yield "| metric | type | unit | service | what it says |"
+    yield "|---|---|---|---|---|"
+    declared = [(service, metric) for service, file in _metric_files() for metric in _of(file)]
+    names = _exposed(metric for _, metric in declared)
+    for service, metric in declared:
+        says = f"{metric.unit} | {service} | {_one_line(metric.description)}"
+        yield f"| `{names[metric.name]}` | {metric.type} | {says} |"
+
+
+def _exposed(metrics: Iterable["_Metric"]) -> dict[str, str]:
+    """What the exporter makes of the names: it is asked, for it has rules for units, too."""
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(registry=registry)
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("docs")
+    for metric in metrics:
+        # Where it describes a metric, the exporter says both: its own name, and this.
+        described = {"unit": metric.unit, "description": metric.name}
+        match metric.type:
+            case "counter":
+                meter.create_counter(metric.name, **described).add(1)
+            case "gauge":
+                meter.create_gauge(metric.name, **described).set(1)
+            case "histogram":
+                meter.create_histogram(metric.name, **described).record(1)
+    helped = re.findall(r"^# HELP (\S+) (\S+)$", exposition(registry).decode(), re.MULTILINE)
+    return {declared: exposed for exposed, declared in helped}
 
 
 def _metric_files() -> Iterator[tuple[str, Path]]:
@@ -107,7 +135,18 @@ def _metric_files() -> Iterator[tuple[str, Path]]:
         yield service, ROOT / "services" / service / "src" / package / "metrics.py"
 
 
-def _declared(source: str) -> Iterator[tuple[str, str, str]]:
+class _Metric(NamedTuple):
+    name: str
+    type: str
+    unit: str
+    description: str
+
+
+def _of(file: Path) -> list[_Metric]:
+    return sorted(_declared(file.read_text()))
+
+
+def _declared(source: str) -> Iterator[_Metric]:
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Call)
@@ -115,13 +154,15 @@ def _declared(source: str) -> Iterator[tuple[str, str, str]]:
             and node.func.attr.startswith("create_")
         ):
             keywords = {
-                word.arg: word.value.value
+                word.arg: str(word.value.value)
                 for word in node.keywords
                 if word.arg and isinstance(word.value, ast.Constant)
             }
             first = node.args[0] if node.args else None
-            name = first.value if isinstance(first, ast.Constant) else keywords.get("name", "")
-            yield str(name), str(keywords.get("unit", "")), str(keywords.get("description", ""))
+            name = str(first.value) if isinstance(first, ast.Constant) else keywords["name"]
+            # create_observable_counter, for one
+            kind = node.func.attr.split("_")[-1]
+            yield _Metric(name, kind, keywords.get("unit", ""), keywords.get("description", ""))
 
 
 def _one_line(text: str | None) -> str:

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 70
 
 _SQL = re.compile(r"\b(SELECT\b.+\bFROM|INSERT INTO|UPDATE|DELETE FROM)\s+noetl\.", re.DOTALL)
-_SUBJECT = re.compile(r"[\"']noetl\.(events|commands|inbox|log|topology)\.")
+_SUBJECT_ROOT = re.compile(r"^noetl\.[a-z]+\b", re.MULTILINE)
+_SUBJECTS = ROOT / "libs" / "noetl_core" / "src" / "noetl_core" / "wire" / "subjects.py"
 _LOGGED_FSTRING = re.compile(r"\blog\.(debug|info|warning|error|exception)\(\s*f[\"']")
 
 
@@ -52,9 +53,23 @@ def test_a_subject_is_spelled_in_the_wire_only() -> None:
     elsewhere = [
         str(path.relative_to(ROOT))
         for path in sources()
-        if not path.as_posix().endswith("wire/subjects.py") and _SUBJECT.search(path.read_text())
+        if path != _SUBJECTS and subjects_begun_in(path) & subjects_documented()
     ]
     assert elsewhere == []
+
+
+def test_every_subject_is_one_of_the_page() -> None:
+    assert subjects_begun_in(_SUBJECTS) == subjects_documented()
+
+
+def subjects_begun_in(path: Path) -> set[str]:
+    """noetl.events of "noetl.events.{shard}.batch", for one."""
+    found = (_SUBJECT_ROOT.match(text) for text in strings_of(path))
+    return {match.group() for match in found if match}
+
+
+def subjects_documented() -> set[str]:
+    return set(_SUBJECT_ROOT.findall(ast.get_docstring(ast.parse(_SUBJECTS.read_text())) or ""))
 
 
 def test_no_function_is_longer_than_seventy_lines() -> None:

@@ -81,6 +81,10 @@ class DevStack:
         parts = json.loads(answer.stdout or "[]")
         return {part["name"]: part["pid"] for part in parts}
 
+    def metrics(self) -> dict[str, str | None]:
+        answer = noetl("dev", "ps", "--json", "--data-dir", self.data_dir)
+        return {part["name"]: part["metrics"] for part in json.loads(answer.stdout)}
+
     def recorded(self) -> dict[str, int]:
         """The same without a process of its own: for questions about moments."""
         state = json.loads((self.data_dir / "dev.json").read_text())

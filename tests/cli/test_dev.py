@@ -7,6 +7,8 @@ import subprocess
 import sys
 import sysconfig
 import urllib.request
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from cli.stacks import DevStack, dev_stack, eventually, noetl, noetl_process
+from noetl_cli.stack.services import ENGINE_SERVICES
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -52,6 +55,17 @@ def test_ps_names_every_part_with_its_process(stack: DevStack) -> None:
     assert psutil.Process(parts["postgres"]).ppid() == stack.process.pid
 
 
+def test_ps_says_where_the_metrics_of_each_part_are(stack: DevStack) -> None:
+    metrics = stack.metrics()
+
+    assert metrics["postgres"] is None
+    assert metrics["nats"] is None
+    for name in ("engine", "worker-1"):
+        eventually(partial(_shows, "noetl_heartbeats_total", metrics[name]), seconds=10)
+    table = noetl("dev", "ps", "--data-dir", stack.data_dir).stdout
+    assert f"worker-1        {metrics['worker-1']}\n" in table
+
+
 def test_a_data_directory_in_use_is_refused_with_a_way_out(stack: DevStack) -> None:
     second = noetl_process("dev", "--data-dir", stack.data_dir)
 
@@ -70,6 +84,17 @@ def test_a_part_that_is_killed_is_back_within_moments(stack: DevStack, name: str
     eventually(lambda: stack.recorded().get(name, killed) != killed, seconds=2)
     assert stack.ps()[name] != killed
     eventually(lambda: noetl("executions", url=stack.url).returncode == 0, seconds=30)
+
+
+def test_a_part_that_was_killed_has_its_metrics_where_they_were(stack: DevStack) -> None:
+    before = stack.metrics()["worker-1"]
+    killed = stack.ps()["worker-1"]
+
+    os.kill(killed, signal.SIGKILL)
+
+    eventually(lambda: stack.recorded().get("worker-1", killed) != killed, seconds=2)
+    assert stack.metrics()["worker-1"] == before
+    eventually(lambda: _shows("noetl_heartbeats_total", before), seconds=30)
 
 
 def test_ps_and_info_of_a_directory_where_nothing_runs_say_so(tmp_path: Path) -> None:
@@ -140,20 +165,58 @@ def test_a_part_that_outlived_its_supervisor_is_ended_by_the_next_one(tmp_path: 
             process.wait()
 
 
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
+    """Every service in a process of its own, and the dead stay dead."""
+    data_dir = tmp_path_factory.mktemp("separate") / "data"
+    options = ("--processes", "--workers", "2", "--no-restart")
+    with dev_stack(data_dir, *options, environ={"NOETL_HEALTH_PORT": "9090"}) as running:
+        yield running
+
+
 @pytest.mark.slow
 @pytest.mark.measured
-def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(tmp_path: Path) -> None:
-    with dev_stack(tmp_path / "data", "--processes", "--workers", "2", "--no-restart") as stack:
-        parts = stack.ps()
-        assert parts.keys() == {
-            "postgres", "nats", "api-gateway", "broker", "projection", "shard-manager",
-            "checkpointer", "compactor", "reaper", "worker-1", "worker-2",
-        }  # fmt: skip
+def test_every_service_with_a_process_shows_its_own_metrics(
+    separate: DevStack, playbook: Path
+) -> None:
+    ended = noetl("run", playbook, url=separate.url)
+    assert ended.returncode == 0, ended.stderr
 
-        os.kill(parts["worker-2"], signal.SIGKILL)
+    metrics = separate.metrics()
 
-        eventually(lambda: "worker-2" not in stack.ps(), seconds=5)
-        eventually(lambda: "not started again" in _errors(tmp_path), seconds=5)
+    places = [url for url in metrics.values() if url is not None]
+    assert len(places) == len(set(places)) == len(ENGINE_SERVICES) + 2
+    for name, measured in {
+        "api-gateway": "noetl_gateway_executions_accepted_total",
+        "broker": "noetl_broker_events_total",
+        "projection": "noetl_projection_events_total",
+    }.items():
+        eventually(partial(_shows, measured, metrics[name]), seconds=10)
+    workers = [metrics["worker-1"], metrics["worker-2"]]
+    assert any(_shows("noetl_worker_commands_total", url) for url in workers)
+
+
+@pytest.mark.slow
+@pytest.mark.measured
+def test_a_health_port_of_the_user_is_said_to_count_for_nothing(separate: DevStack) -> None:
+    assert "NOETL_HEALTH_PORT is not used here" in _errors(separate)
+
+
+@pytest.mark.slow
+@pytest.mark.measured
+def test_every_service_has_its_process_and_the_dead_stay_dead_if_so_wished(
+    separate: DevStack,
+) -> None:
+    parts = separate.ps()
+    assert parts.keys() == {
+        "postgres", "nats", "api-gateway", "broker", "projection", "shard-manager",
+        "checkpointer", "compactor", "reaper", "worker-1", "worker-2",
+    }  # fmt: skip
+
+    os.kill(parts["worker-2"], signal.SIGKILL)
+
+    eventually(lambda: "worker-2" not in separate.ps(), seconds=5)
+    eventually(lambda: "not started again" in _errors(separate), seconds=5)
 
 
 @pytest.mark.slow
@@ -229,8 +292,17 @@ def _python_of_everybody() -> str | None:
     return None
 
 
-def _errors(folder: Path) -> str:
-    return (folder / "data.err").read_text()
+def _errors(stack: DevStack) -> str:
+    return stack.data_dir.with_suffix(".err").read_text()
+
+
+def _shows(measured: str, url: str | None) -> bool:
+    assert url is not None
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return measured in answer.read().decode()
+    except OSError:
+        return False
 
 
 def _runs(pid: int) -> bool:

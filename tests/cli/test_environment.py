@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from noetl_cli.stack import environment as stack_environment
 from noetl_cli.stack.data_dir import DataDir
 from noetl_cli.stack.environment import service_environment
+from noetl_core.process.config import Config, load_config, variables_of
+from noetl_core.process.ownership import ShardConfig
+from noetl_worker.config import WorkerConfig
 
 
 @pytest.fixture
@@ -39,3 +44,56 @@ def test_a_lease_is_always_some_heartbeats_long(
     lease = float(environment[f"{prefix}LEASE_SECONDS"])
     assert lease >= 3 * float(environment[f"{prefix}HEARTBEAT_SECONDS"])
     assert named.items() <= environment.items()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "names"),
+    [
+        (ShardConfig, "shard_lease_seconds", stack_environment.SHARD_LEASE_NAMES),
+        (ShardConfig, "shard_heartbeat_seconds", stack_environment.SHARD_HEARTBEAT_NAMES),
+        (WorkerConfig, "lease_seconds", stack_environment.COMMAND_LEASE_NAMES),
+        (WorkerConfig, "heartbeat_seconds", stack_environment.COMMAND_HEARTBEAT_NAMES),
+    ],
+)
+def test_a_lease_is_known_by_all_the_names_that_its_service_understands(
+    kind: type[Config], field: str, names: tuple[str, ...]
+) -> None:
+    fields = {each.name: each for each in msgspec.structs.fields(kind)}
+
+    assert variables_of(fields[field]) == names
+
+
+@pytest.mark.parametrize(
+    ("user", "shards", "commands"),
+    [
+        ({}, (5, 1), (10, 2)),
+        ({"NOETL_SHARD_LEASE_SEC": "3"}, (3, 0.6), (10, 2)),
+        ({"NOETL_SHARD_HEARTBEAT_SEC": "4"}, (20, 4), (10, 2)),
+        ({"NOETL_SHARD_LEASE_SEC": "3", "NOETL_SHARD_LEASE_SECONDS": "7"}, (7, 1.4), (10, 2)),
+        ({"NOETL_SHARD_LEASE_SEC": "3", "NOETL_SHARD_LEASE_SECONDS": ""}, (3, 0.6), (10, 2)),
+        ({"NOETL_SHARD_HEARTBEAT_SECONDS": ""}, (5, 1), (10, 2)),
+        ({"NOETL_COMMAND_HEARTBEAT_TIMEOUT_SECONDS": "300"}, (5, 1), (300, 60)),
+        ({"NOETL_COMMAND_HEARTBEAT_TIMEOUT_SECONDS": "0"}, (5, 1), (10, 2)),
+    ],
+)
+def test_a_lease_that_the_user_has_set_by_any_of_its_names_reaches_the_services(
+    data_dir: DataDir,
+    user: dict[str, str],
+    shards: tuple[float, float],
+    commands: tuple[float, float],
+) -> None:
+    environ = service_environment(user, data_dir, {"NOETL_POSTGRES_DSN": "postgresql://here"})
+
+    shard, worker = load_config(ShardConfig, environ), load_config(WorkerConfig, environ)
+
+    assert (shard.shard_lease_seconds, shard.shard_heartbeat_seconds) == pytest.approx(shards)
+    assert (worker.lease_seconds, worker.heartbeat_seconds) == pytest.approx(commands)
+
+
+def test_a_wrong_lease_reaches_the_service_by_the_name_that_the_user_gave_it(
+    data_dir: DataDir,
+) -> None:
+    environ = service_environment({"NOETL_SHARD_LEASE_SEC": "soon"}, data_dir, {})
+
+    assert environ["NOETL_SHARD_LEASE_SEC"] == "soon"
+    assert "NOETL_SHARD_LEASE_SECONDS" not in environ

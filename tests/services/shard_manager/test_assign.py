@@ -11,7 +11,8 @@ from noetl_core.process.service import Service, serving
 from noetl_core.store import execution_shard
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.store.setting import write_setting
-from noetl_core.wire.topology import TOPOLOGY_SUBJECT, Topology, decode_topology
+from noetl_core.wire.subjects import TOPOLOGY
+from noetl_core.wire.topology import Topology, decode_topology
 from noetl_shard_manager.assign import Known, assign
 from noetl_shard_manager.config import ShardManagerConfig
 from noetl_shard_manager.main import start
@@ -31,7 +32,7 @@ async def told(bus: Bus) -> "asyncio.Queue[Topology]":
     async def hear(body: bytes) -> None:
         heard.put_nowait(decode_topology(body))
 
-    await bus.subscribe(TOPOLOGY_SUBJECT, hear)
+    await bus.subscribe(TOPOLOGY, hear)
     return heard
 
 

@@ -10,11 +10,8 @@ from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import ShardId
 from noetl_core.store import topology
 from noetl_core.store.postgres import Pool
-from noetl_core.wire.topology import (
-    TOPOLOGY_SUBJECT,
-    Topology,
-    encode_topology,
-)
+from noetl_core.wire.subjects import TOPOLOGY
+from noetl_core.wire.topology import Topology, encode_topology
 from noetl_shard_manager import metrics
 
 log = structlog.get_logger()
@@ -41,7 +38,7 @@ async def assign(pool: Pool, bus: Bus, known: Known) -> Topology:
     known.gauges.show(now)
     # What changed while NATS was away is told when it is back.
     if now != known.published and bus.is_connected:
-        await bus.wake(TOPOLOGY_SUBJECT, encode_topology(now))
+        await bus.wake(TOPOLOGY, encode_topology(now))
         known.published = now
     return now
 

@@ -23,7 +23,8 @@ def list_letters(
         int | None, typer.Option(metavar="ID", min=1, help="Only of this execution.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="Only from broker, command, projection or reaper.")
+        str | None,
+        typer.Option(help="Only from broker, command, projection, projection.differs or reaper."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
     as_json: Json = False,

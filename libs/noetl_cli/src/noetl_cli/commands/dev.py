@@ -81,15 +81,21 @@ def dev(
 def list_parts(
     context: typer.Context, data_dir: DataDirOption = None, as_json: Json = False
 ) -> None:
-    """List the parts of a running system with their process ids."""
+    """List the parts of a running system: their process ids, and where their metrics are."""
     from noetl_cli.stack.processes import is_alive
 
     state = _running(data_dir or context.obj)
     parts = [part for part in state.parts if is_alive(part)]
     print_answer(
-        [{"name": part.name, "pid": part.pid} for part in parts],
+        [
+            {"name": part.name, "pid": part.pid, "metrics": state.metrics.get(part.name)}
+            for part in parts
+        ],
         as_json=as_json,
-        text=lambda: "\n".join(f"{part.pid:>8}  {part.name}" for part in parts),
+        text=lambda: "\n".join(
+            f"{part.pid:>8}  {part.name:<14}  {state.metrics.get(part.name, '')}".rstrip()
+            for part in parts
+        ),
     )
 
 

@@ -31,6 +31,8 @@ class Program:
     account: Account | None = None
     waits_for_go: bool = False
     """It loads while others are still starting, and runs when it gets the word (preload.py)."""
+    health_port: int = 0
+    """Where it answers to /metrics; 0 for one that does not."""
     prepare: Callable[[], Awaitable[None]] = _nothing
     """Runs before every start: clears away what the last process left when it was killed."""
     is_ready: Callable[[], Awaitable[bool]] = _at_once

@@ -13,6 +13,8 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     supervisor: ProcessRecord
     parts: tuple[ProcessRecord, ...] = ()
+    metrics: dict[str, str] = {}
+    """Where they are, by the name of the part."""
     is_ready: bool = False
 
 

@@ -24,7 +24,7 @@ from noetl_cli.stack.ports import HOST, choose_ports, is_free
 from noetl_cli.stack.postgres import PostgresCluster
 from noetl_cli.stack.processes import end, record_of
 from noetl_cli.stack.program import Program
-from noetl_cli.stack.services import service_programs
+from noetl_cli.stack.services import on_free_port, service_names, service_programs
 from noetl_cli.stack.state import StackState, read_state, write_state
 
 Report = Callable[[str], None]
@@ -85,8 +85,15 @@ class Supervisor:
         self._is_ready = False
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Says how the first part ended that dies again and again, and so will not recover."""
-        ports = _ports(options, data_dir)
+        names = service_names(
+            workers=options.workers,
+            is_separate=options.is_separate,
+            brokers=options.brokers,
+            projections=options.projections,
+        )
+        ports = _ports(options, data_dir, names)
         self._gateway_port = ports["gateway"]
+        self._health_ports = {name: ports[name] for name in names}
         self._postgres = PostgresCluster(
             data_dir.postgres, port=ports["postgres"], is_discarded=options.is_discarded
         )
@@ -105,6 +112,10 @@ class Supervisor:
             data_dir=str(self._data_dir.root),
             supervisor=self._record,
             parts=tuple(child.record for child in children if child.record is not None),
+            metrics={
+                child.name: f"http://{HOST}:{child.program.health_port}/metrics"
+                for child in self._services
+            },
             is_ready=self._is_ready,
         )
 
@@ -147,10 +158,7 @@ class Supervisor:
             service_environment(os.environ, self._data_dir, self._places()),
             stack=self._data_dir.fingerprint,
             gateway_port=self._gateway_port,
-            workers=self._options.workers,
-            is_separate=self._options.is_separate,
-            brokers=self._options.brokers,
-            projections=self._options.projections,
+            health_ports=self._health_ports,
         )
 
     def _places(self) -> dict[str, str]:
@@ -159,6 +167,7 @@ class Supervisor:
             "NOETL_NATS_URL": self.state.nats_url,
             "NOETL_GATEWAY_HOST": HOST,
             "NOETL_GATEWAY_PORT": str(self._gateway_port),
+            "NOETL_HEALTH_HOST": HOST,
             "TMPDIR": str(self._data_dir.scratch),
         }
 
@@ -203,6 +212,7 @@ class Supervisor:
     async def _restart(self, child: Child) -> None:
         if child in self._services:
             await self._database_answers()
+            child.program = on_free_port(child.program)
         await child.start()
         child.go()
         self._write_state()
@@ -222,13 +232,14 @@ class Supervisor:
         write_state(self._data_dir, self.state)
 
 
-def _ports(options: StackOptions, data_dir: DataDir) -> dict[str, int]:
+def _ports(options: StackOptions, data_dir: DataDir, services: list[str]) -> dict[str, int]:
     if options.port and not is_free(options.port):
         raise CommandFailed(
             f"port {options.port} is in use: name another --port.", exit_code=EXIT_USAGE
         )
-    ports = choose_ports(["postgres", "nats", "gateway"], data_dir.kept_ports())
-    data_dir.keep_ports(ports)
+    kept = data_dir.kept_ports()
+    ports = choose_ports(["postgres", "nats", "gateway", *services], kept)
+    data_dir.keep_ports(kept | ports)
     return ports | ({"gateway": options.port} if options.port else {})
 
 

@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -83,10 +83,10 @@ def _spans_through(processor: "SpanProcessor", instance: str) -> "Callable[[str]
     return lambda service: Spans(processor, service=service, instance=instance)
 
 
-def exposition() -> bytes:
+def exposition(registry: CollectorRegistry = REGISTRY) -> bytes:
     """Everything measured so far, in the text format of Prometheus."""
     # The exporter appends the unit in full to a name that ends with its symbol already.
-    return generate_latest(REGISTRY).replace(b"_ms_milliseconds", b"_ms")
+    return generate_latest(registry).replace(b"_ms_milliseconds", b"_ms")
 
 
 def _views() -> list[View]:

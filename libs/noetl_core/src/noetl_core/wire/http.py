@@ -447,7 +447,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
 
 
 class DeadLettersQuery(Request, frozen=True, kw_only=True):
-    """`source` is who set it aside: broker, command, projection or reaper."""
+    """`source` is who set it aside: broker, command, projection, projection.differs or reaper."""
 
     execution_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
     source: Annotated[str, Meta(max_length=100)] | None = None

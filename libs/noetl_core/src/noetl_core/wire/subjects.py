@@ -8,6 +8,7 @@ noetl.epochs.projected               projection -> checkpointer: closed epochs c
 noetl.commands.{shard}.pool.{pool}   broker -> one idle worker of the pool: there is work
 noetl.commands.{shard}.worker.{id}   broker -> that worker
 noetl.shards.{role}                  shard-manager, owners -> owners: look who shall have what
+noetl.topology                       shard-manager -> whoever looks: who owns what, who is alive
 noetl.resize                         gateway -> shard-manager: another shard count is wished for
 noetl.log.{shard}                    broker -> projection: the log has grown (LOG_ENDED: to an end)
 noetl.executions.ended               projection -> gateways: these can be read as ended now
@@ -23,6 +24,7 @@ EPOCHS_CLOSE = "noetl.epochs"
 EPOCHS_PROJECTED = "noetl.epochs.projected"
 EXECUTIONS_ENDED = "noetl.executions.ended"
 RESIZE_WISHED = "noetl.resize"
+TOPOLOGY = "noetl.topology"
 
 LOG_ENDED = b"end"
 """Body of a log wake-up when an execution ended: somebody may be waiting, do not dawdle."""

@@ -8,8 +8,6 @@ import msgspec
 
 from noetl_core.domain.ids import ShardId
 
-TOPOLOGY_SUBJECT = "noetl.topology"
-
 
 class ShardOwnership(msgspec.Struct, frozen=True, kw_only=True):
     """`instance` is None while nobody holds the lease."""
