@@ -1,7 +1,8 @@
 """The turns of the reaper: what it sees, what it says, and by which road."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from noetl_core.store.setting import write_setting
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, decode_messages
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch
+from noetl_reaper import reported as reported_module
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.main import start
 from noetl_reaper.patience import WAITS_MAX, Patience
@@ -231,6 +233,61 @@ async def test_leases_that_were_reported_in_vain_do_not_hide_the_next_ones(
     counts = [await leases(reaper_pool, bus, reported, limit=5) for _ in range(3)]
 
     assert counts == [5, 1, 0]
+
+
+@pytest.mark.parametrize("what", ["lease", "execution", "timer"])
+async def test_more_than_can_be_remembered_is_not_reported_over_and_over(
+    pool: Pool, reaper_pool: Pool, away: Bus, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 5)
+    for execution_id in range(101, 109):
+        await add_overdue(pool, what, execution_id)
+    clock = Clock()
+    turn = turns_of(what, reaper_pool, away, clock)
+
+    counts = [await turn() for _ in range(5)]
+    told = [one.execution_id for _, one in await in_inbox(pool)]  # type: ignore[union-attr]
+    await pool.execute("DELETE FROM noetl.inbox")
+    for table in ("command", "execution", "timer"):
+        await pool.execute(f"DELETE FROM noetl.{table} WHERE execution_id = ANY ($1)", told)
+    clock.now = 15.0
+    counts += [await turn() for _ in range(2)]
+
+    assert counts == [3, 2, 0, 0, 0, 3, 0]
+    assert len(set(told)) == len(told) == 5
+
+
+async def add_overdue(pool: Pool, what: str, execution_id: int) -> None:
+    if what == "lease":
+        await add_command(pool, execution_id, lease_ended_seconds=10)
+    elif what == "execution":
+        await add_execution(pool, execution_id, idle_seconds=60)
+    else:
+        await add_timer(pool, execution_id, due_seconds_ago=1)
+
+
+def turns_of(what: str, pool: Pool, bus: Bus, clock: Clock) -> Callable[[], Awaitable[int]]:
+    return {
+        "lease": partial(leases, pool, bus, commands(clock), limit=3),
+        "execution": partial(idle, pool, bus, executions(clock), limit=3),
+        "timer": partial(sweep_timers, pool, bus, timers(clock), limit=3),
+    }[what]
+
+
+async def test_one_that_has_no_room_for_reports_still_knows_how_the_database_was(
+    pool: Pool, reaper_pool: Pool, away: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 1)
+    for execution_id in (101, 102):
+        await add_command(pool, execution_id, lease_ended_seconds=10)
+    clock = Clock()
+    reported, patience = commands(clock), Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    counts = []
+    for clock.now in range(20):
+        counts.append(await leases(reaper_pool, away, reported, patience=patience))
+
+    assert [turn for turn, count in enumerate(counts) if count] == [0, 15]
 
 
 async def test_after_a_time_without_the_database_workers_may_renew_first(
