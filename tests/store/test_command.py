@@ -16,6 +16,7 @@ from noetl_core.store.command import (
     expired,
     give_back,
     give_back_strays,
+    give_up_all,
     heartbeat,
     held_by,
     lease,
@@ -164,6 +165,19 @@ async def test_a_worker_can_ask_what_it_holds(pool: Pool) -> None:
     await take(pool, B)
 
     assert await held_by(pool, A) == leased
+
+
+async def test_what_a_predecessor_of_the_same_name_held_is_not_held_by_its_successor(
+    pool: Pool,
+) -> None:
+    for name in ("old", "new"):
+        await insert(pool, name)
+    (old,) = await take(pool, limit=1)
+    await give_up_all(pool, A)
+    own = await take_rows(pool)
+
+    assert await held_by(pool, A) == own
+    assert [row.command_id for row in await expired(pool, limit=10)] == [old]
 
 
 async def forget_leases(pool: Pool) -> None:

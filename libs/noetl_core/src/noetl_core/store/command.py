@@ -111,9 +111,11 @@ async def lease(
     return [Leased(*row) for row in rows]
 
 
+# Without a heartbeat is what a predecessor of the same name has left, see `give_up_all`.
 _HELD_BY = """
 SELECT execution_id, command_id, shard_id, step, attempt, pool, payload, requires
-FROM noetl.command WHERE status = 'leased' AND worker_id = $1 AND NOT given_back
+FROM noetl.command
+WHERE status = 'leased' AND worker_id = $1 AND NOT given_back AND last_heartbeat IS NOT NULL
 """
 
 
@@ -188,11 +190,17 @@ async def give_back(
     await conn.execute(_GIVE_BACK, worker_id, [key[0] for key in keys], [key[1] for key in keys])
 
 
-_GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $1"
+_GIVE_UP_ALL = """
+UPDATE noetl.command SET lease_until = now(), last_heartbeat = NULL WHERE worker_id = $1
+"""
 
 
 async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
-    """For a worker that starts: what its predecessor of the same name held, it holds no more."""
+    """For a worker that starts: what its predecessor of the same name held, it holds no more.
+
+    The rows bear its name until the broker has ended their attempts; that nobody was heard of tells
+    them from what it leases itself.
+    """
     await conn.execute(_GIVE_UP_ALL, worker_id)
 
 
