@@ -204,6 +204,29 @@ async def test_a_heartbeat_never_waits_for_a_broker_that_is_committing(pool: Poo
     assert kept == {key}
 
 
+async def test_who_gives_up_commands_never_waits_for_a_broker_that_is_committing(
+    pool: Pool,
+) -> None:
+    keys = [await insert(pool, name) for name in ("a", "b", "c")]
+    await take(pool)
+
+    async with pool.acquire() as broker:
+        transaction = broker.transaction()
+        await transaction.start()
+        await broker.execute("DELETE FROM noetl.command WHERE command_id = 'b'")
+        async with asyncio.timeout(5):
+            await give_back(pool, A, keys[:2])
+            given_back = [row.command_id for row in await expired(pool, limit=10)]
+            await give_up_all(pool, A)
+            given_up = [row.command_id for row in await expired(pool, limit=10)]
+        await transaction.rollback()
+
+    # The one that was not deleted after all is held until its lease runs out.
+    assert given_back == ["a"]
+    assert sorted(given_up) == ["a", "c"]
+    assert await heartbeat(pool, A, keys, lease_seconds=60) == {keys[1], keys[2]}
+
+
 async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:
     key = await insert(pool, "c")
     await lease(pool, A, ["cpu"], limit=1, lease_seconds=-5)

@@ -173,12 +173,24 @@ async def heartbeat(
     return {(row[0], row[1]) for row in rows}
 
 
+# As with a heartbeat: a row that is locked is not waited for. Its broker is about to end it, or a
+# heartbeat of ours has renewed it this very moment; if it is still there afterwards, its lease runs
+# out as it would have done without us.
 _GIVE_BACK = """
+WITH free AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+    JOIN noetl.command c
+        ON c.execution_id = ANY (ARRAY[held.execution_id])
+        AND c.command_id = ANY (ARRAY[held.command_id])
+    WHERE c.worker_id = $1
+    FOR UPDATE OF c SKIP LOCKED
+)
 UPDATE noetl.command c
 SET lease_until = now(), given_back = true
-FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
-WHERE c.execution_id = ANY (ARRAY[held.execution_id])
-  AND c.command_id = ANY (ARRAY[held.command_id]) AND c.worker_id = $1
+FROM free
+WHERE c.execution_id = ANY (ARRAY[free.execution_id])
+  AND c.command_id = ANY (ARRAY[free.command_id])
 """
 
 
@@ -191,7 +203,17 @@ async def give_back(
 
 
 _GIVE_UP_ALL = """
-UPDATE noetl.command SET lease_until = now(), last_heartbeat = NULL WHERE worker_id = $1
+WITH free AS MATERIALIZED (
+    SELECT execution_id, command_id
+    FROM noetl.command
+    WHERE status = 'leased' AND worker_id = $1
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE noetl.command c
+SET lease_until = now(), last_heartbeat = NULL
+FROM free
+WHERE c.execution_id = ANY (ARRAY[free.execution_id])
+  AND c.command_id = ANY (ARRAY[free.command_id])
 """
 
 
