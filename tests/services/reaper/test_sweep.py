@@ -317,9 +317,36 @@ def test_one_that_comes_to_lead_knows_that_the_database_was_away() -> None:
 
     believed = []
     for clock.now in (1.0, 2.0, 60.0, 62.0, 65.0, 68.0, 70.0):
-        believed.append(patience.looked())
+        believed.append(patience.looked(clock.now))
 
     assert believed == [True, True, False, False, False, False, True]
+
+
+def test_when_the_clock_of_the_database_is_put_forward_workers_may_renew_first() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    believed = []
+    for clock.now in range(1, 18):
+        forward = 0 if clock.now < 4 else 60
+        believed.append(patience.looked(1e9 + forward + clock.now))
+
+    assert [at for at, is_believed in enumerate(believed, 1) if is_believed] == [
+        *range(1, 4),
+        *range(14, 18),
+    ]
+
+
+def test_when_the_clock_of_the_database_is_put_back_nothing_waits_for_it() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    believed = []
+    for clock.now in range(1, 9):
+        back = 0 if clock.now < 4 else 60
+        believed.append(patience.looked(1e9 - back + clock.now))
+
+    assert all(believed)
 
 
 def test_where_every_look_is_late_leases_are_ended_all_the_same() -> None:
@@ -328,7 +355,7 @@ def test_where_every_look_is_late_leases_are_ended_all_the_same() -> None:
 
     waited = 0
     for clock.now in range(5, 1000, 5):
-        if patience.looked():
+        if patience.looked(clock.now):
             break
         waited += 1
 

@@ -14,7 +14,7 @@ from noetl_core.domain.sharding import shard_of
 from noetl_core.domain.waiting import moment
 from noetl_core.store import command, inbox, setting, stuck, timer
 from noetl_core.store.command import CommandKey, ExpiredLease
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Pool, clock_of
 from noetl_core.store.stuck import Stuck
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
@@ -46,7 +46,7 @@ async def sweep_leases(
     # What was reported and is still there must not stand in the way of what comes after it.
     many = limit + len(recent)
     found = await command.expired(pool, limit=many, grace_seconds=grace_seconds)
-    if not patience.looked():
+    if not patience.looked(await clock_of(pool)):
         return 0
     expired = [one for one in found if (one.execution_id, one.command_id) not in recent][:limit]
     await _report(pool, bus, "expired", [_expired(one) for one in expired])
@@ -58,7 +58,7 @@ async def stand_by(pool: Pool, patience: Patience) -> None:
     """The turn of one that does not lead, or has no room for more reports: when it has to judge
     leases again, it knows how the database was."""
     await command.expired(pool, limit=1)
-    patience.looked()
+    patience.looked(await clock_of(pool))
 
 
 async def sweep_executions(

@@ -106,6 +106,15 @@ async def in_transaction(conn: Connection, work: Callable[[Connection], Awaitabl
             return await work(conn)
 
 
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+
+
+async def clock_of(conn: Connection | Pool) -> float:
+    """What time it is for the database, in seconds since 1970. It may be put forward, or back."""
+    seconds: float = await conn.fetchval(_CLOCK)
+    return seconds
+
+
 @asynccontextmanager
 async def open_pool(
     dsn: str,
