@@ -22,7 +22,8 @@ from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, Wor
 from noetl_core.store.postgres import Connection, Pool
 
 QUEUE_SETTINGS = {"enable_seqscan": "off", "enable_bitmapscan": "off"}
-"""For every session in which somebody looks for rows of the queue."""
+"""For the sessions of brokers and workers, which look for rows of the queue by key. Not for those
+of the reaper, which reads all of it to count it."""
 
 CommandKey = tuple[ExecutionId, CommandId]
 
