@@ -8,9 +8,9 @@ import pytest
 from noetl_core.domain.ids import RuntimeId, ShardId
 from noetl_core.process.membership import Member
 from noetl_core.process.ownership import OUTAGE_SECONDS_MAX, SURPLUS_SECONDS, ShardOwner
-from noetl_core.store import execution_shard
+from noetl_core.store import execution_shard, postgres
 from noetl_core.store.execution_shard import Claim
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.store.runtime import Registration
 from support.clock import FakeClock
 
@@ -298,6 +298,26 @@ async def test_a_shard_that_its_new_owner_never_claims_is_free_for_all_after_a_m
 
     assert at_once == {}
     assert list(second.owner.held()) == [3]
+
+
+async def test_who_vanishes_in_a_transaction_does_not_keep_its_shards_from_being_claimed(
+    pool: Pool, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is gone, or a process that was stopped: its session says nothing any more."""
+    monkeypatch.setattr(postgres, "TRANSACTION_IDLE_SECONDS", 1)
+    vanished, survivor = await joined(pool, "a"), await joined(pool, "b")
+    await vanished.owner.keep()
+    await lapse(pool, vanished)
+    async with open_pool(database, role="noetl_broker", size_max=1) as own, own.acquire() as conn:
+        await conn.execute("BEGIN")
+        await conn.execute("SELECT FROM noetl.execution_shard WHERE role = 'broker' FOR SHARE")
+        await survivor.owner.keep()
+        assert not survivor.owner.held()
+
+        async with asyncio.timeout(10):
+            while len(survivor.owner.held()) < SHARD_COUNT:
+                await asyncio.sleep(0.1)
+                await survivor.owner.keep()
 
 
 async def test_who_gives_up_a_shard_calls_whoever_waits_for_it(pool: Pool) -> None:

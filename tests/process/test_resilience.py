@@ -9,7 +9,7 @@ from noetl_core.domain.errors import RejectedError, RetryableError
 from noetl_core.process.config import Config
 from noetl_core.process.resilience import BACKOFF_SECONDS_MAX, backoff_seconds, is_transient
 from noetl_core.process.service import Service, serving
-from noetl_core.store.postgres import Pool, open_pool
+from noetl_core.store.postgres import Connection, Pool, in_transaction, open_pool
 from support.postgres import PostgresServer
 
 SECONDS_MAX = 30
@@ -59,6 +59,24 @@ async def test_every_error_of_a_lost_connection_is_transient(own_postgres: Postg
     for error in (interrupted, on_closed.value, refused):
         assert isinstance(error, Exception)
         assert is_transient(error), repr(error)
+
+
+async def test_to_be_given_up_in_the_middle_of_a_transaction_is_transient(database: str) -> None:
+    async def stand_still(conn: Connection) -> None:
+        await conn.execute("SELECT 1")
+        await asyncio.sleep(0.5)
+        await conn.execute("SELECT 1")
+
+    brief = {"idle_in_transaction_session_timeout": "100"}
+    async with open_pool(database, role="", size_max=1, settings=brief) as pool:
+        async with pool.acquire() as conn:
+            with pytest.raises(asyncpg.InterfaceError) as seen:
+                await in_transaction(conn, stand_still)
+        assert await pool.fetchval("SELECT 1") == 1
+
+    said = asyncpg.exceptions.IdleInTransactionSessionTimeoutError("told by Postgres")
+    assert is_transient(seen.value), repr(seen.value)
+    assert is_transient(said)
 
 
 async def test_a_pool_waits_for_a_postgres_that_is_still_starting(

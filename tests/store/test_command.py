@@ -16,6 +16,7 @@ from noetl_core.store.command import (
     expired,
     give_back,
     give_back_strays,
+    give_up_all,
     heartbeat,
     held_by,
     lease,
@@ -166,6 +167,19 @@ async def test_a_worker_can_ask_what_it_holds(pool: Pool) -> None:
     assert await held_by(pool, A) == leased
 
 
+async def test_what_a_predecessor_of_the_same_name_held_is_not_held_by_its_successor(
+    pool: Pool,
+) -> None:
+    for name in ("old", "new"):
+        await insert(pool, name)
+    (old,) = await take(pool, limit=1)
+    await give_up_all(pool, A)
+    own = await take_rows(pool)
+
+    assert await held_by(pool, A) == own
+    assert [row.command_id for row in await expired(pool, limit=10)] == [old]
+
+
 async def forget_leases(pool: Pool) -> None:
     """As a crash of Postgres does to what was not on disk yet."""
     await pool.execute(
@@ -188,6 +202,29 @@ async def test_a_heartbeat_never_waits_for_a_broker_that_is_committing(pool: Poo
 
     # Not committed: it may yet be rolled back, so the command is still ours.
     assert kept == {key}
+
+
+async def test_who_gives_up_commands_never_waits_for_a_broker_that_is_committing(
+    pool: Pool,
+) -> None:
+    keys = [await insert(pool, name) for name in ("a", "b", "c")]
+    await take(pool)
+
+    async with pool.acquire() as broker:
+        transaction = broker.transaction()
+        await transaction.start()
+        await broker.execute("DELETE FROM noetl.command WHERE command_id = 'b'")
+        async with asyncio.timeout(5):
+            await give_back(pool, A, keys[:2])
+            given_back = [row.command_id for row in await expired(pool, limit=10)]
+            await give_up_all(pool, A)
+            given_up = [row.command_id for row in await expired(pool, limit=10)]
+        await transaction.rollback()
+
+    # The one that was not deleted after all is held until its lease runs out.
+    assert given_back == ["a"]
+    assert sorted(given_up) == ["a", "c"]
+    assert await heartbeat(pool, A, keys, lease_seconds=60) == {keys[1], keys[2]}
 
 
 async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:

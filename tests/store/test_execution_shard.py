@@ -1,6 +1,7 @@
 """store/execution_shard.py: leases of shards, and the fence that a commit has to pass."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import asyncpg
@@ -233,3 +234,73 @@ async def test_a_wish_of_before_does_not_keep_an_orphan_from_being_claimed(pool:
     await lapse(pool)
 
     assert len(await take(pool, SECOND)) == SHARD_COUNT
+
+
+async def inherit(conn: Connection) -> None:
+    await execution_shard.inherit(conn, "broker", SECOND, instance=f"b-{FIRST}")
+
+
+async def retire(conn: Connection) -> None:
+    await execution_shard.retire(conn, quiet_seconds=0)
+
+
+_SHRUNK = """
+WITH shrunk AS (UPDATE noetl.setting SET value = '1' WHERE name = 'shard_count')
+INSERT INTO noetl.resize (resize_id, shards_from, shards_to, switch_id, switched_at)
+VALUES (1, 16, 1, 1, now() - interval '1 hour')
+"""
+
+
+@pytest.mark.parametrize("change", [inherit, retire])
+async def test_who_changes_many_shards_locks_them_in_the_order_of_a_commit(
+    pool: Pool, change: Callable[[Connection], Coroutine[Any, Any, None]]
+) -> None:
+    """Otherwise a commit that holds the first one would wait for a later one, and we for it."""
+    await take(pool, FIRST)
+    await pool.execute(_SHRUNK)
+    await in_backward_order(pool)
+    async with pool.acquire() as committing, pool.acquire() as changing:
+        # What is left is to take the rows as they lie.
+        for way in ("indexscan", "bitmapscan", "mergejoin", "hashjoin"):
+            await changing.execute(f"SET enable_{way} = off")
+        async with committing.transaction():
+            await lock(committing, 1)
+            changed = asyncio.create_task(change(changing))
+            await until_somebody_waits(pool)
+            await committing.execute("SET LOCAL lock_timeout = '500ms'")
+            await lock(committing, 9)
+        async with asyncio.timeout(5):
+            await changed
+
+    assert len(await execution_shard.owned(pool, "broker", FIRST)) <= 1
+
+
+async def in_backward_order(pool: Pool) -> None:
+    """As the rows lie, so they are found by whoever reads the table from end to end."""
+    await pool.execute(
+        "WITH gone AS (DELETE FROM noetl.execution_shard RETURNING *)"
+        " INSERT INTO noetl.execution_shard SELECT * FROM gone ORDER BY shard_id DESC"
+    )
+    found = await pool.fetch(
+        "SELECT shard_id FROM noetl.execution_shard WHERE role = 'broker' ORDER BY ctid"
+    )
+    assert [row["shard_id"] for row in found] == list(reversed(range(SHARD_COUNT)))
+
+
+async def lock(conn: Connection, shard_id: int) -> None:
+    await conn.execute(
+        "SELECT FROM noetl.execution_shard WHERE role = 'broker' AND shard_id = $1 FOR SHARE",
+        shard_id,
+    )
+
+
+_WAITS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+async def until_somebody_waits(pool: Pool) -> None:
+    async with asyncio.timeout(5):
+        while not await pool.fetchval(_WAITS):  # noqa: ASYNC110 - Postgres does not call us
+            await asyncio.sleep(0.02)

@@ -1,7 +1,8 @@
 """The turns of the reaper: what it sees, what it says, and by which road."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from noetl_core.store.setting import write_setting
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, decode_messages
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch
+from noetl_reaper import reported as reported_module
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.main import start
 from noetl_reaper.patience import WAITS_MAX, Patience
@@ -233,6 +235,61 @@ async def test_leases_that_were_reported_in_vain_do_not_hide_the_next_ones(
     assert counts == [5, 1, 0]
 
 
+@pytest.mark.parametrize("what", ["lease", "execution", "timer"])
+async def test_more_than_can_be_remembered_is_not_reported_over_and_over(
+    pool: Pool, reaper_pool: Pool, away: Bus, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 5)
+    for execution_id in range(101, 109):
+        await add_overdue(pool, what, execution_id)
+    clock = Clock()
+    turn = turns_of(what, reaper_pool, away, clock)
+
+    counts = [await turn() for _ in range(5)]
+    told = [one.execution_id for _, one in await in_inbox(pool)]  # type: ignore[union-attr]
+    await pool.execute("DELETE FROM noetl.inbox")
+    for table in ("command", "execution", "timer"):
+        await pool.execute(f"DELETE FROM noetl.{table} WHERE execution_id = ANY ($1)", told)
+    clock.now = 15.0
+    counts += [await turn() for _ in range(2)]
+
+    assert counts == [3, 2, 0, 0, 0, 3, 0]
+    assert len(set(told)) == len(told) == 5
+
+
+async def add_overdue(pool: Pool, what: str, execution_id: int) -> None:
+    if what == "lease":
+        await add_command(pool, execution_id, lease_ended_seconds=10)
+    elif what == "execution":
+        await add_execution(pool, execution_id, idle_seconds=60)
+    else:
+        await add_timer(pool, execution_id, due_seconds_ago=1)
+
+
+def turns_of(what: str, pool: Pool, bus: Bus, clock: Clock) -> Callable[[], Awaitable[int]]:
+    return {
+        "lease": partial(leases, pool, bus, commands(clock), limit=3),
+        "execution": partial(idle, pool, bus, executions(clock), limit=3),
+        "timer": partial(sweep_timers, pool, bus, timers(clock), limit=3),
+    }[what]
+
+
+async def test_one_that_has_no_room_for_reports_still_knows_how_the_database_was(
+    pool: Pool, reaper_pool: Pool, away: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 1)
+    for execution_id in (101, 102):
+        await add_command(pool, execution_id, lease_ended_seconds=10)
+    clock = Clock()
+    reported, patience = commands(clock), Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    counts = []
+    for clock.now in range(20):
+        counts.append(await leases(reaper_pool, away, reported, patience=patience))
+
+    assert [turn for turn, count in enumerate(counts) if count] == [0, 15]
+
+
 async def test_after_a_time_without_the_database_workers_may_renew_first(
     pool: Pool, reaper_pool: Pool, bus: Bus
 ) -> None:
@@ -260,9 +317,36 @@ def test_one_that_comes_to_lead_knows_that_the_database_was_away() -> None:
 
     believed = []
     for clock.now in (1.0, 2.0, 60.0, 62.0, 65.0, 68.0, 70.0):
-        believed.append(patience.looked())
+        believed.append(patience.looked(clock.now))
 
     assert believed == [True, True, False, False, False, False, True]
+
+
+def test_when_the_clock_of_the_database_is_put_forward_workers_may_renew_first() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    believed = []
+    for clock.now in range(1, 18):
+        forward = 0 if clock.now < 4 else 60
+        believed.append(patience.looked(1e9 + forward + clock.now))
+
+    assert [at for at, is_believed in enumerate(believed, 1) if is_believed] == [
+        *range(1, 4),
+        *range(14, 18),
+    ]
+
+
+def test_when_the_clock_of_the_database_is_put_back_nothing_waits_for_it() -> None:
+    clock = Clock()
+    patience = Patience(wait_seconds=10, late_seconds=3, clock=clock)
+
+    believed = []
+    for clock.now in range(1, 9):
+        back = 0 if clock.now < 4 else 60
+        believed.append(patience.looked(1e9 - back + clock.now))
+
+    assert all(believed)
 
 
 def test_where_every_look_is_late_leases_are_ended_all_the_same() -> None:
@@ -271,7 +355,7 @@ def test_where_every_look_is_late_leases_are_ended_all_the_same() -> None:
 
     waited = 0
     for clock.now in range(5, 1000, 5):
-        if patience.looked():
+        if patience.looked(clock.now):
             break
         waited += 1
 

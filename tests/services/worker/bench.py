@@ -29,7 +29,7 @@ class ScriptedTool:
     async def run(self, call: ToolCall) -> ToolResult | ToolParked:
         self.calls.append(call)
         result = self._results.pop(0) if self._results else dict(call.input) or None
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
         return result if isinstance(result, ToolResult | ToolParked) else ToolResult(result)
 

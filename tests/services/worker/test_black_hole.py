@@ -3,7 +3,15 @@
 import asyncio
 import socket
 
-from noetl_core.store.postgres import LINE_DEAD_SECONDS, Pool, open_pool
+from noetl_core.store.postgres import (
+    LINE_DEAD_SECONDS,
+    LINE_PROBE_IDLE_SECONDS,
+    LINE_PROBE_SECONDS,
+    LINE_PROBES,
+    TRANSACTION_IDLE_SECONDS,
+    Pool,
+    open_pool,
+)
 from services.worker.desk import config, issue, listening, playbook, register, working
 from support.black_hole import way_to
 
@@ -19,6 +27,9 @@ SLEEPS = """
       result = 1
 """
 
+LIMITS = (
+    "SELECT name, setting::integer FROM pg_settings WHERE name LIKE 'tcp%' OR name LIKE 'idle_in%'"
+)
 LEFT = "SELECT extract(epoch FROM lease_until - now())::float8 FROM noetl.command"
 
 
@@ -53,3 +64,18 @@ async def test_the_kernel_watches_the_line_to_postgres(database: str) -> None:
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
     assert dead_ms == LINE_DEAD_SECONDS * 1000
+
+
+async def test_the_server_watches_the_line_to_us_and_waits_for_no_transaction_of_ours(
+    database: str,
+) -> None:
+    async with open_pool(database, role="", size_max=1) as pool:
+        limits = {row["name"]: row["setting"] for row in await pool.fetch(LIMITS)}
+
+    assert limits == {
+        "idle_in_transaction_session_timeout": TRANSACTION_IDLE_SECONDS * 1000,
+        "tcp_keepalives_idle": LINE_PROBE_IDLE_SECONDS,
+        "tcp_keepalives_interval": LINE_PROBE_SECONDS,
+        "tcp_keepalives_count": LINE_PROBES,
+        "tcp_user_timeout": LINE_DEAD_SECONDS * 1000,
+    }

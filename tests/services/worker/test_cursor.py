@@ -180,6 +180,16 @@ async def test_the_first_row_that_fails_fails_the_frame_and_is_named(bench: Benc
     assert len(tool.calls) == 2
 
 
+async def test_a_row_whose_tool_was_cancelled_by_its_own_library_fails_the_frame(
+    bench: Bench,
+) -> None:
+    bench.answers(1, asyncio.CancelledError(), 3)
+
+    error = await bench.error(loop(), element=FRAME)
+
+    assert error.kind == "internal"
+
+
 async def test_best_effort_leaves_a_hole_and_counts_it(bench: Bench) -> None:
     bench.tools["noop"] = FailsAt(2)
 

@@ -7,6 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from noetl_core.domain.ids import WorkerId
 from noetl_core.store import command
 from noetl_core.store.command import Leased
 from noetl_core.store.postgres import Pool
@@ -85,3 +86,27 @@ async def test_what_was_leased_without_an_answer_is_run_before_its_lease_is_over
 
     assert lost
     assert len(ear.ends) == len(keys)
+
+
+async def test_what_a_killed_predecessor_held_is_not_taken_up_when_the_first_answer_is_lost(
+    database: str, pool: Pool, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog_id = await register(pool, playbook("- step: a\n  tool: {kind: noop}"))
+    for n in range(3):
+        await issue(pool, catalog_id, "a", index=n)
+    one = config(database, nats_url, lease_seconds=LEASE_SECONDS)
+    await command.lease(pool, WorkerId(one.instance), ["cpu"], limit=3, lease_seconds=LEASE_SECONDS)
+    own = await issue(pool, catalog_id, "a", index=3)
+    failures = [asyncpg.ConnectionDoesNotExistError("connection was closed")]
+    lease = command.lease
+
+    async def lease_at_the_second_try(*arguments: Any, **options: Any) -> list[Leased]:
+        if failures:
+            raise failures.pop()
+        return await lease(*arguments, **options)
+
+    monkeypatch.setattr(command, "lease", lease_at_the_second_try)
+    async with listening(nats_url, pool) as ear, working(one):
+        await ear.end_of(own)
+
+    assert [claim.command_id for claim in ear.claims] == [own[1]]

@@ -17,6 +17,8 @@ from noetl_core.wire.messages import BODY_BYTES_MAX, Done
 from noetl_core.wire.subjects import pool_wake
 from noetl_worker import held
 from noetl_worker.config import check_config
+from noetl_worker.tools.noop import NoopTool
+from noetl_worker.tools.tool import ToolCall, ToolResult
 from services.worker.desk import (
     Ear,
     config,
@@ -65,6 +67,24 @@ async def test_a_quick_command_reports_claim_and_end_in_one_message(
 
     assert len(ear.batches) == 1
     assert len(ear.claims) == 10
+
+
+async def test_a_tool_that_says_it_was_cancelled_though_nobody_stopped_it_has_failed(
+    database: str, pool: Pool, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_by_its_library(_tool: NoopTool, _call: ToolCall) -> ToolResult:
+        waited_for = asyncio.get_running_loop().create_future()
+        waited_for.cancel()
+        return ToolResult(await waited_for)
+
+    monkeypatch.setattr(NoopTool, "run", cancelled_by_its_library)
+    key = await issue(pool, await register(pool, NOOP), "a")
+
+    async with listening(nats_url, pool) as ear, working(config(database, nats_url)):
+        failed = await ear.failed(key)
+
+    assert failed.error.kind == "internal"
+    assert "not by the worker" in failed.error.message
 
 
 async def test_two_workers_never_run_the_same_command(

@@ -15,12 +15,15 @@ from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.process.stores import open_archives, open_tiers
+from noetl_core.store.archive import COPY_SETTINGS
 from noetl_core.store.postgres import open_pool
 
 
 async def start(service: Service[CompactorConfig]) -> None:
     config = service.config
-    pool = await service.open(open_pool(config.postgres_dsn, role="noetl_compactor", size_max=3))
+    pool = await service.open(
+        open_pool(config.postgres_dsn, role="noetl_compactor", size_max=3, settings=COPY_SETTINGS)
+    )
     member = await service.open(join_runtime(service, pool, kind="compactor"))
     leader = await service.open(leadership(service, pool, member, "compactor"))
     archives = await service.open(open_archives(config))

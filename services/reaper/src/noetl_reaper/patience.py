@@ -4,8 +4,11 @@ While the database is away, or stands still, leases run out and their workers wo
 back the reaper sees all of them at once, before the workers had a chance to renew. So after a look
 that came late, because it failed, or hung, or because we ourselves were suspended, it waits until
 every worker that lives has had time for a heartbeat.
+
+The same goes for a clock of the database that was put forward: by it, too, the look came late.
 """
 
+import math
 from collections.abc import Callable
 
 from noetl_core.process.clock import lease_clock
@@ -28,14 +31,19 @@ class Patience:
         self._late_seconds = late_seconds
         self._clock = clock
         self._looked_at = clock()
+        self._database_looked_at = math.inf
         self._wait_until: float | None = None
         self._waits = 0
 
-    def looked(self) -> bool:
-        """A look at the database has succeeded. True when what it saw may be believed."""
+    def looked(self, database_now: float) -> bool:
+        """A look at the database has succeeded. True when what it saw may be believed.
+
+        `database_now` is its clock, read no earlier than what was seen by it.
+        """
         now = self._clock()
-        is_late = now - self._looked_at > self._late_seconds
-        self._looked_at = now
+        since = max(now - self._looked_at, database_now - self._database_looked_at)
+        is_late = since > self._late_seconds
+        self._looked_at, self._database_looked_at = now, database_now
         if is_late and self._waits < WAITS_MAX:
             self._waits += 1
             self._wait_until = now + self._wait_seconds

@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 REMEMBERED_MAX = 20_000
+"""What is more than this waits until some of it may be said again, or is dealt with: said and not
+remembered, it would be said once more at the next look, and at each one after that."""
 
 
 class Reported(Generic[K]):
@@ -25,8 +27,11 @@ class Reported(Generic[K]):
         self._said_at = {key: at for key, at in self._said_at.items() if at > deadline}
         return list(self._said_at)
 
+    def room(self) -> int:
+        """How many more can be said and remembered now."""
+        return REMEMBERED_MAX - len(self.recent())
+
     def add(self, keys: Iterable[K]) -> None:
         now = self._clock()
         self._said_at.update(dict.fromkeys(keys, now))
-        while len(self._said_at) > REMEMBERED_MAX:
-            del self._said_at[next(iter(self._said_at))]
+        assert len(self._said_at) <= REMEMBERED_MAX, len(self._said_at)

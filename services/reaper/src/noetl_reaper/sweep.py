@@ -14,7 +14,7 @@ from noetl_core.domain.sharding import shard_of
 from noetl_core.domain.waiting import moment
 from noetl_core.store import command, inbox, setting, stuck, timer
 from noetl_core.store.command import CommandKey, ExpiredLease
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Pool, clock_of
 from noetl_core.store.stuck import Stuck
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
@@ -38,11 +38,15 @@ async def sweep_leases(
     limit: int,
 ) -> int:
     """One turn: report attempts whose worker fell silent. Says how many."""
+    limit = min(limit, reported.room())
+    if limit == 0:
+        await stand_by(pool, patience)
+        return 0
     recent = set(reported.recent())
     # What was reported and is still there must not stand in the way of what comes after it.
     many = limit + len(recent)
     found = await command.expired(pool, limit=many, grace_seconds=grace_seconds)
-    if not patience.looked():
+    if not patience.looked(await clock_of(pool)):
         return 0
     expired = [one for one in found if (one.execution_id, one.command_id) not in recent][:limit]
     await _report(pool, bus, "expired", [_expired(one) for one in expired])
@@ -51,15 +55,19 @@ async def sweep_leases(
 
 
 async def stand_by(pool: Pool, patience: Patience) -> None:
-    """The turn of one that does not lead: when it comes to lead, it knows how the database was."""
+    """The turn of one that does not lead, or has no room for more reports: when it has to judge
+    leases again, it knows how the database was."""
     await command.expired(pool, limit=1)
-    patience.looked()
+    patience.looked(await clock_of(pool))
 
 
 async def sweep_executions(
     pool: Pool, bus: Bus, reported: Reported[ExecutionId], *, idle_seconds: float, limit: int
 ) -> int:
     """One turn: report executions that nothing can move any more. Says how many."""
+    limit = min(limit, reported.room())
+    if limit == 0:
+        return 0
     idle = await stuck.idle_executions(
         pool, idle_seconds=idle_seconds, but_not=reported.recent(), limit=limit
     )
@@ -89,6 +97,9 @@ def _why_stuck(one: Stuck) -> str:
 
 async def sweep_timers(pool: Pool, bus: Bus, reported: Reported[DueTimer], *, limit: int) -> int:
     """One turn: report timers that have run out. Says how many."""
+    limit = min(limit, reported.room())
+    if limit == 0:
+        return 0
     recent = set(reported.recent())
     # As with leases: what is known must not hide what is new.
     found = await timer.due(pool, limit=limit + len(recent))

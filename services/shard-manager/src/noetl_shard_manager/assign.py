@@ -23,7 +23,6 @@ class Known:
     def __init__(self) -> None:
         self.seen: Topology | None = None
         self.published: Topology | None = None
-        self.gauges = metrics.Gauges()
 
 
 async def assign(pool: Pool, bus: Bus, known: Known) -> Topology:
@@ -35,7 +34,7 @@ async def assign(pool: Pool, bus: Bus, known: Known) -> Topology:
     if known.seen is not None:
         _tell_moves(known.seen, now)
     known.seen = now
-    known.gauges.show(now)
+    metrics.show(now)
     # What changed while NATS was away is told when it is back.
     if now != known.published and bus.is_connected:
         await bus.wake(TOPOLOGY, encode_topology(now))

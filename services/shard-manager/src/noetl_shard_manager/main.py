@@ -11,6 +11,7 @@ from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.store.postgres import open_pool
 from noetl_core.wire.subjects import RESIZE_WISHED
+from noetl_shard_manager import metrics
 from noetl_shard_manager.assign import Known, assign
 from noetl_shard_manager.balance import balance
 from noetl_shard_manager.config import ShardManagerConfig
@@ -34,13 +35,15 @@ async def start(service: Service[ShardManagerConfig]) -> None:
         return member.mint()
 
     async def turn() -> None:
-        if leader.is_leader:
-            await wish_for_first(pool, shard_count=config.shard_count, mint=member.mint)
-            # After a switch owners claim anew: what they make of it is looked at in the next turn.
-            if not await switch(pool, bus, mint_above=mint_above):
-                await balance(pool, bus)
-            await clear_up(pool, quiet_seconds=config.shard_retire_seconds)
-            await assign(pool, bus, known)
+        if not leader.is_leader:
+            metrics.show_nothing()
+            return
+        await wish_for_first(pool, shard_count=config.shard_count, mint=member.mint)
+        # After a switch owners claim anew: what they make of it is looked at in the next turn.
+        if not await switch(pool, bus, mint_above=mint_above):
+            await balance(pool, bus)
+        await clear_up(pool, quiet_seconds=config.shard_retire_seconds)
+        await assign(pool, bus, known)
 
     async def sweeping() -> None:
         nonlocal sweep_ms

@@ -18,7 +18,8 @@ Crash analysis. We die
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -185,7 +186,8 @@ class Performer:
             return ToolError(kind="not_supported", message="this worker writes to no `sink`")
         names.look_at(ended.document, None)
         try:
-            error = await self._sink(plan, names, ended, leased)
+            with _cancelled_only_by_us():
+                error = await self._sink(plan, names, ended, leased)
         except ReferenceNotAvailableError as gone:
             error = gone.as_tool_error()
         if error is None:
@@ -292,7 +294,8 @@ class _ToolRunner:
         call = self._call(task, config, given, attempt)
         try:
             async with self._tool_slots.gate(kind), asyncio.timeout(call.timeout_s):
-                result = await tool.run(call)
+                with _cancelled_only_by_us():
+                    result = await tool.run(call)
         except TimeoutError:
             if call.timeout_s is None:
                 raise
@@ -321,6 +324,23 @@ class _ToolRunner:
             emit=None if chunks is None else chunks.emit,
             chunks_done=0 if chunks is None else chunks.begin(attempt),
         )
+
+
+class CancelledByItselfError(Exception):
+    """Foreign code waited for something that a library of its own has cancelled."""
+
+
+@contextmanager
+def _cancelled_only_by_us() -> Iterator[None]:
+    """Whoever sees a cancellation takes it for ours, and says nothing of the command, or of the row
+    of a frame. Where nobody has asked for it, it is a failure like any other."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CancelledByItselfError("it was cancelled, and not by the worker") from error
 
 
 def _timeout_s(step: Step) -> float | None:

@@ -24,6 +24,7 @@ from noetl_core.domain.snowflake import Snowflake, first_id_at
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.stores import open_archives
 from noetl_core.store import partition
+from noetl_core.store.archive import COPY_SETTINGS
 from noetl_core.store.postgres import open_pool
 
 EVENTS_DEFAULT = 500_000
@@ -144,7 +145,7 @@ async def _fill(dsn: str, executions: int, shards: int) -> None:
 async def _measure(dsn: str, n: int, place: Place, shards: int) -> CompactionFigures:
     mint = Snowflake(node=1, now_ms=unix_ms).mint
     rules = Rules(place, mint, unix_ms() - 30 * DAY_MS)
-    async with open_pool(dsn, role="noetl_compactor", size_max=2) as pool:
+    async with open_pool(dsn, role="noetl_compactor", size_max=2, settings=COPY_SETTINGS) as pool:
         results = int(await pool.fetchval("SELECT count(*) FROM noetl.result_ref"))
         begun = time.perf_counter()
         events = await archive_past(pool, rules)

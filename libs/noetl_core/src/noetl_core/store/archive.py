@@ -230,6 +230,10 @@ _COPIES: dict[Source, str] = {"event": _COPY_EVENTS, "result_ref": _COPY_RESULTS
 
 NULL = r"\N"
 
+COPY_SETTINGS = {"tcp_user_timeout": "0"}
+"""For every session that copies rows out. Who has no room to write to does not read, either; for
+the server that looks like somebody who is gone."""
+
 
 async def copy_rows(
     conn: Connection,

@@ -22,7 +22,8 @@ from noetl_core.domain.ids import CommandId, ExecutionId, ShardId, StepName, Wor
 from noetl_core.store.postgres import Connection, Pool
 
 QUEUE_SETTINGS = {"enable_seqscan": "off", "enable_bitmapscan": "off"}
-"""For every session in which somebody looks for rows of the queue."""
+"""For the sessions of brokers and workers, which look for rows of the queue by key. Not for those
+of the reaper, which reads all of it to count it."""
 
 CommandKey = tuple[ExecutionId, CommandId]
 
@@ -111,9 +112,11 @@ async def lease(
     return [Leased(*row) for row in rows]
 
 
+# Without a heartbeat is what a predecessor of the same name has left, see `give_up_all`.
 _HELD_BY = """
 SELECT execution_id, command_id, shard_id, step, attempt, pool, payload, requires
-FROM noetl.command WHERE status = 'leased' AND worker_id = $1 AND NOT given_back
+FROM noetl.command
+WHERE status = 'leased' AND worker_id = $1 AND NOT given_back AND last_heartbeat IS NOT NULL
 """
 
 
@@ -171,12 +174,24 @@ async def heartbeat(
     return {(row[0], row[1]) for row in rows}
 
 
+# As with a heartbeat: a row that is locked is not waited for. Its broker is about to end it, or a
+# heartbeat of ours has renewed it this very moment; if it is still there afterwards, its lease runs
+# out as it would have done without us.
 _GIVE_BACK = """
+WITH free AS MATERIALIZED (
+    SELECT c.execution_id, c.command_id
+    FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
+    JOIN noetl.command c
+        ON c.execution_id = ANY (ARRAY[held.execution_id])
+        AND c.command_id = ANY (ARRAY[held.command_id])
+    WHERE c.worker_id = $1
+    FOR UPDATE OF c SKIP LOCKED
+)
 UPDATE noetl.command c
 SET lease_until = now(), given_back = true
-FROM unnest($2::bigint[], $3::text[]) AS held (execution_id, command_id)
-WHERE c.execution_id = ANY (ARRAY[held.execution_id])
-  AND c.command_id = ANY (ARRAY[held.command_id]) AND c.worker_id = $1
+FROM free
+WHERE c.execution_id = ANY (ARRAY[free.execution_id])
+  AND c.command_id = ANY (ARRAY[free.command_id])
 """
 
 
@@ -188,11 +203,27 @@ async def give_back(
     await conn.execute(_GIVE_BACK, worker_id, [key[0] for key in keys], [key[1] for key in keys])
 
 
-_GIVE_UP_ALL = "UPDATE noetl.command SET lease_until = now() WHERE worker_id = $1"
+_GIVE_UP_ALL = """
+WITH free AS MATERIALIZED (
+    SELECT execution_id, command_id
+    FROM noetl.command
+    WHERE status = 'leased' AND worker_id = $1
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE noetl.command c
+SET lease_until = now(), last_heartbeat = NULL
+FROM free
+WHERE c.execution_id = ANY (ARRAY[free.execution_id])
+  AND c.command_id = ANY (ARRAY[free.command_id])
+"""
 
 
 async def give_up_all(conn: Connection | Pool, worker_id: WorkerId) -> None:
-    """For a worker that starts: what its predecessor of the same name held, it holds no more."""
+    """For a worker that starts: what its predecessor of the same name held, it holds no more.
+
+    The rows bear its name until the broker has ended their attempts; that nobody was heard of tells
+    them from what it leases itself.
+    """
     await conn.execute(_GIVE_UP_ALL, worker_id)
 
 

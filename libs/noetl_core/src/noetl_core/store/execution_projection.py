@@ -104,7 +104,7 @@ def _projected(row: Any) -> Projected:
 
 
 # Every write joins `fence`, so a shard that has another owner by now is left alone while the others
-# go on. FOR SHARE makes a new owner's claim wait until this commit is over; the order of the locks
+# go on. FOR SHARE keeps a new owner from claiming until this commit is over; the order of the locks
 # is that of every other statement on these rows. What the log can be asked for again (the lag, the
 # time of the turn) is all that comes from the clock, and it stays out of noetl.execution.
 _COMMIT = """

@@ -107,7 +107,12 @@ async def release(
 _INHERIT = """
 UPDATE noetl.execution_shard
 SET owner_runtime_id = NULL, owner_instance = NULL, leased_until = NULL, updated_at = now()
-WHERE role = $1 AND owner_instance = $3 AND owner_runtime_id <> $2
+WHERE role = $1 AND owner_instance = $3 AND owner_runtime_id <> $2 AND shard_id = ANY (ARRAY(
+    SELECT shard_id FROM noetl.execution_shard
+    WHERE role = $1 AND owner_instance = $3 AND owner_runtime_id <> $2
+    ORDER BY shard_id
+    FOR UPDATE
+))
 """
 
 
@@ -215,23 +220,31 @@ async def begin_anew(conn: Connection, *, shard_count: int) -> None:
 
 
 # What still names a shard beyond the count: events that are not projected yet, letters, and the
-# commands whose workers will report there.
+# commands whose workers will report there. Locked in the order of `lock_all`.
 _RETIRE = """
+WITH quiet AS MATERIALIZED (
+    SELECT s.role, s.shard_id
+    FROM noetl.execution_shard AS s
+    WHERE s.retired_at IS NULL
+      AND s.shard_id >= (SELECT value::integer FROM noetl.setting WHERE name = 'shard_count')
+      AND NOT EXISTS (SELECT FROM noetl.inbox AS i WHERE i.shard_id = s.shard_id)
+      AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.shard_id = s.shard_id)
+      AND NOT EXISTS (
+          SELECT FROM noetl.event AS e
+          WHERE e.shard_id = s.shard_id AND e.event_id > coalesce((
+              SELECT last_projected_event_id FROM noetl.projection_checkpoint
+              WHERE shard_id = s.shard_id
+          ), 0)
+      )
+      AND (SELECT max(switched_at) FROM noetl.resize) < now() - make_interval(secs => $1)
+    ORDER BY s.role, s.shard_id
+    FOR UPDATE OF s
+)
 UPDATE noetl.execution_shard AS s
 SET retired_at = now(), epoch = epoch + 1, owner_runtime_id = NULL, owner_instance = NULL,
     leased_until = NULL, wanted_runtime_id = NULL, updated_at = now()
-WHERE s.retired_at IS NULL
-  AND s.shard_id >= (SELECT value::integer FROM noetl.setting WHERE name = 'shard_count')
-  AND NOT EXISTS (SELECT FROM noetl.inbox AS i WHERE i.shard_id = s.shard_id)
-  AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.shard_id = s.shard_id)
-  AND NOT EXISTS (
-      SELECT FROM noetl.event AS e
-      WHERE e.shard_id = s.shard_id AND e.event_id > coalesce((
-          SELECT last_projected_event_id FROM noetl.projection_checkpoint
-          WHERE shard_id = s.shard_id
-      ), 0)
-  )
-  AND (SELECT max(switched_at) FROM noetl.resize) < now() - make_interval(secs => $1)
+FROM quiet
+WHERE s.role = quiet.role AND s.shard_id = quiet.shard_id
 RETURNING s.role, s.shard_id
 """
 

@@ -32,10 +32,16 @@ LINE_DEAD_SECONDS = LINE_PROBE_IDLE_SECONDS + LINE_PROBE_SECONDS * LINE_PROBES
 """A connection whose other end has vanished without a word is known to be dead after this: sooner
 than a process that has just missed a heartbeat counts as dead, and much sooner than its leases end.
 """
+TRANSACTION_IDLE_SECONDS = 10
+"""A transaction that hears nothing of us for so long is ended by Postgres, and its locks with it.
+Its process may be stopped, or its host gone: until then nobody else can have the shards whose rows
+it has locked. None of ours does anything but statements between BEGIN and COMMIT.
+"""
 _RETRY_SECONDS = 0.5
 
 # What the same statement may survive a moment later: the server went away, is starting, changed
-# over to a standby, or chose our transaction as the victim of a deadlock.
+# over to a standby, chose our transaction as the victim of a deadlock, or gave us up because we
+# stood still in the middle of one.
 TRANSIENT_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     TimeoutError,
@@ -43,6 +49,7 @@ TRANSIENT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.exceptions.OperatorInterventionError,
     asyncpg.exceptions.InsufficientResourcesError,
     asyncpg.exceptions.TransactionRollbackError,
+    asyncpg.exceptions.IdleInTransactionSessionTimeoutError,
     asyncpg.exceptions.ReadOnlySQLTransactionError,
     asyncpg.exceptions.InternalClientError,
 )
@@ -97,6 +104,15 @@ async def in_transaction(conn: Connection, work: Callable[[Connection], Awaitabl
     except asyncpg.exceptions.InvalidCachedStatementError:
         async with conn.transaction():
             return await work(conn)
+
+
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+
+
+async def clock_of(conn: Connection | Pool) -> float:
+    """What time it is for the database, in seconds since 1970. It may be put forward, or back."""
+    seconds: float = await conn.fetchval(_CLOCK)
+    return seconds
 
 
 @asynccontextmanager
@@ -164,7 +180,19 @@ def _why(error: Exception) -> str:
 def _server_settings(role: str, settings: Mapping[str, str]) -> dict[str, str]:
     # Every statement here is short: compiling one costs more than it gains.
     base = {"application_name": role or "noetl", "jit": "off", "timezone": "UTC"}
-    return {**base, **({"role": role} if role else {}), **settings}
+    return {**base, **_limits(), **({"role": role} if role else {}), **settings}
+
+
+def _limits() -> dict[str, str]:
+    """How soon the server notices that we are gone. Over a unix socket it takes those of the line
+    for zero: its other end cannot vanish without a word."""
+    return {
+        "idle_in_transaction_session_timeout": f"{TRANSACTION_IDLE_SECONDS * 1000:.0f}",
+        "tcp_keepalives_idle": str(LINE_PROBE_IDLE_SECONDS),
+        "tcp_keepalives_interval": str(LINE_PROBE_SECONDS),
+        "tcp_keepalives_count": str(LINE_PROBES),
+        "tcp_user_timeout": str(LINE_DEAD_SECONDS * 1000),
+    }
 
 
 async def _watch_line(connection: Any) -> None:

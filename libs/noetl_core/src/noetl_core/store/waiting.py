@@ -132,9 +132,11 @@ class OpenCommandRow(NamedTuple):
     lease_until: datetime | None
 
 
+# Of what a worker that was started anew has given up, nobody was heard of since then at least.
 _COMMANDS = """
 SELECT command_id, step, status, pool, attempt, worker_id,
-       extract(epoch FROM now() - last_heartbeat)::double precision, available_at, lease_until
+       extract(epoch FROM now() - coalesce(last_heartbeat, lease_until))::double precision,
+       available_at, lease_until
 FROM noetl.command WHERE execution_id = $1
 ORDER BY status = 'leased' DESC, available_at, command_id
 LIMIT $2
