@@ -375,21 +375,58 @@ async def test_a_result_with_a_ttl_is_committed_while_rows_of_another_week_are_d
     assert timedelta(seconds=50) < expires_at - datetime.now(UTC) < timedelta(seconds=70)
 
 
+def full(step: str) -> None:
+    """The disk, as soon as there is a file."""
+    if step == "file put":
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 async def test_a_full_disk_fails_one_archive_and_the_next_turn_makes_it(
     pool: Pool, compactor_pool: Pool, place: Place
 ) -> None:
     await a_week(pool)
     await an_execution(pool, 1)
+    resting = Resting()
 
-    def full(step: str) -> None:
-        if step == "file written":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    assert await archive_past(compactor_pool, rules(place, after=full)) == 0
+    assert await archive_past(compactor_pool, rules(place, after=full, resting=resting)) == 0
+    assert await place.names() == []
     assert len(await rows_of(pool, "event")) == 4
 
-    assert await archive_past(compactor_pool, rules(place)) == 4
+    assert await archive_past(compactor_pool, rules(place, resting=resting)) == 4
     assert await place.names("making/") == []
+
+
+async def test_a_week_that_fails_twice_in_a_row_is_left_alone_for_a_while(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await a_week(pool)
+    await an_execution(pool, 1)
+    resting = Resting()
+    for _ in range(2):
+        await archive_past(compactor_pool, rules(place, after=full, resting=resting))
+
+    assert await archive_past(compactor_pool, rules(place, resting=resting)) == 0
+    assert len(await rows_of(pool, "event")) == 4
+    assert await archive_past(compactor_pool, rules(place, resting=Resting(0.0))) == 4
+
+
+async def test_slices_of_a_week_that_fails_twice_are_not_all_tried(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    for number in range(6):
+        await an_execution(pool, number)
+    tries = 0
+
+    def always_full(step: str) -> None:
+        nonlocal tries
+        tries += step == "begun"
+        full(step)
+
+    more = {"after": always_full, "slice_rows": 4, "resting": Resting()}
+    assert await archive_past(compactor_pool, rules(place, **more)) == 0
+
+    assert tries == 2
+    assert await place.names() == []
 
 
 async def test_a_week_of_which_nothing_can_go_is_left_alone_for_a_while(
