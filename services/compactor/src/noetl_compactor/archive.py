@@ -294,8 +294,8 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     rules.after("recorded")
     metrics.EVENTS_ARCHIVED.add(made.event_count)
     seconds = time.perf_counter() - begun
-    for shard, events in shards.items():
-        metrics.EVENTS_PER_SECOND.set(events / seconds, {"shard": shard})
+    if shards:
+        metrics.show_rate({shard: events / seconds for shard, events in shards.items()})
     log.info(
         "archive.recorded",
         archive=made.name,
