@@ -114,7 +114,7 @@ def _check_room(files: Sequence[File], place: Place) -> None:
 
 
 def _opened(files: Sequence[File], paths: Sequence[Path]) -> duckdb.DuckDBPyConnection:
-    connection = parquet.connect()
+    connection = parquet.connect(for_a_person=True)
     connection.execute("SET allowed_paths = $1", [[str(path) for path in paths]])
     for source in parquet.COLUMNS:
         own = [path for file, path in zip(files, paths, strict=True) if file.source == source]

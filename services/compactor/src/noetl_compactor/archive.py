@@ -62,7 +62,8 @@ from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Surv
 from noetl_core.store.postgres import Connection, Pool
 
 FILE_ROWS_MAX = 200_000
-FILE_BYTES_MAX = 128 * 1024 * 1024
+FILE_BYTES_MAX = 16 * 1024 * 1024
+"""To make a file and to read it back takes ten times as much memory."""
 MOVED_ROWS_MAX = 5_000
 MOVED_BYTES_MAX = 8 * 1024 * 1024
 """More than this does not move under the lock of a drop: then the others are deleted."""
@@ -315,8 +316,8 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> tuple[Archive, Cou
     await rules.place.write(mark_of(name), b"")
     rules.after("begun")
     shards: Counter[int] = Counter()
-    with rules.place.scratch() as scratch, parquet.connect() as connection:
-        shelf = Shelf(connection, scratch, name, rules, shards)
+    with rules.place.scratch() as scratch:
+        shelf = Shelf(scratch, name, rules, shards)
         files = [
             *await _write_source(conn, cut, shelf, "event"),
             *await _write_source(conn, cut, shelf, "result_ref"),
@@ -342,7 +343,6 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> tuple[Archive, Cou
 class Shelf(NamedTuple):
     """Where the files of one archive are made, and where they go."""
 
-    connection: duckdb.DuckDBPyConnection
     scratch: Path
     name: str
     rules: Rules
@@ -379,11 +379,13 @@ async def _write_source(conn: Connection, cut: Cut, shelf: Shelf, source: Source
 async def _make_file(
     shelf: Shelf, source: Source, csv: Path, target: Path, rows: int
 ) -> parquet.Written:
-    await asyncio.to_thread(parquet.write, shelf.connection, source, csv, target)
-    shelf.rules.after("file written")
-    written = await asyncio.to_thread(
-        parquet.read_back, shelf.connection, source, csv, target, rows=rows
-    )
+    # One connection a file: what DuckDB has taken from the system it gives back at its end.
+    with parquet.connect() as connection:
+        await asyncio.to_thread(parquet.write, connection, source, csv, target)
+        shelf.rules.after("file written")
+        written = await asyncio.to_thread(
+            parquet.read_back, connection, source, csv, target, rows=rows
+        )
     shelf.rules.after("file compared")
     return written
 
