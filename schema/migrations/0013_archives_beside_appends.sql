@@ -54,7 +54,7 @@ GRANT EXECUTE ON FUNCTION noetl.require_start TO noetl_broker;
 
 -- Says of results of the same transaction when their time is over. One statement an execution,
 -- with its id written out: it is planned for the one partition that holds it and locks no other.
--- A join would lock them all, and wait for whoever removes rows from any.
+-- A join would lock them all, and wait for whoever has a lock on any.
 CREATE FUNCTION noetl.set_expiries(
     executions bigint[], refs bigint[], ttls double precision[]
 ) RETURNS void
@@ -95,8 +95,8 @@ GRANT EXECUTE ON FUNCTION noetl.set_expiries TO noetl_broker;
 -- are deleted.
 --
 -- Every append waits while the log is locked: from the first lock on nothing may read a partition
--- from end to end. So each look at it is one that an index answers in its order, and whoever calls
--- this has seen to it that few rows move.
+-- from end to end. So each look at it is one that an index answers in its order, whoever calls this
+-- has seen to it that few rows move, and rows are deleted before the lock, however many they are.
 CREATE OR REPLACE FUNCTION noetl.drop_archived(archive_id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -116,6 +116,8 @@ DECLARE
     removed bigint;
     is_newer boolean;
     counts bigint[] := '{}';
+    executions bigint[];
+    lasts bigint[];
 BEGIN
     SELECT * INTO archive FROM noetl.manifest
     WHERE kind = 'archive' AND manifest_id = archive_id FOR UPDATE;
@@ -220,24 +222,51 @@ BEGIN
             END IF;
         END LOOP;
     ELSE
-        -- Appends to these executions wait until it is over; the rest of the log goes on.
-        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
-            FOREACH partition_name IN ARRAY ARRAY[source || '_default', source || '_' || week] LOOP
-                IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
-                    EXECUTE format(
-                        'LOCK TABLE noetl.%I IN SHARE ROW EXCLUSIVE MODE', partition_name
-                    );
+        -- First the work, beside which everybody appends; then the lock, and one more look. What an
+        -- execution got before the lock is seen by the one or the other, and whoever comes after it
+        -- finds that the log of the execution does not begin in the database (require_start).
+        EXECUTE $query$
+            WITH gone AS (
+                DELETE FROM noetl.event
+                WHERE execution_id >= $1 AND execution_id < $2 AND execution_id <> ALL ($3)
+                RETURNING execution_id, event_id
+            ), last AS (
+                SELECT execution_id, max(event_id) AS event_id, count(*) AS events
+                FROM gone GROUP BY execution_id
+            )
+            SELECT coalesce(sum(events), 0), array_agg(execution_id), array_agg(event_id) FROM last
+            $query$
+        INTO found_rows, executions, lasts USING low, high, kept;
+        EXECUTE 'DELETE FROM noetl.result_ref WHERE execution_id >= $1 AND execution_id < $2'
+            ' AND execution_id <> ALL ($3)'
+        USING low, high, kept;
+        GET DIAGNOSTICS removed = ROW_COUNT;
+        IF found_rows <> parts.events OR removed <> parts.results THEN
+            RAISE EXCEPTION USING ERRCODE = 'NA001';
+        END IF;
+        PERFORM set_config('enable_seqscan', 'off', true);
+        -- No result comes without an event, so results need no look.
+        FOREACH partition_name IN ARRAY ARRAY['event_default', 'event_' || week] LOOP
+            IF to_regclass(format('noetl.%I', partition_name)) IS NOT NULL THEN
+                EXECUTE format(
+                    'LOCK TABLE noetl.%I IN SHARE ROW EXCLUSIVE MODE', partition_name
+                );
+                -- Behind the last event: what was deleted is still in the index.
+                EXECUTE format($query$
+                    SELECT EXISTS (
+                        SELECT FROM unnest($1, $2) AS last (execution_id, event_id)
+                        CROSS JOIN LATERAL (
+                            SELECT FROM noetl.%I AS p
+                            WHERE p.execution_id = last.execution_id
+                              AND p.event_id > last.event_id
+                            ORDER BY p.event_id LIMIT 1
+                        ) AS newer
+                    )
+                    $query$, partition_name
+                ) INTO is_newer USING executions, lasts;
+                IF is_newer THEN
+                    RAISE EXCEPTION USING ERRCODE = 'NA001';
                 END IF;
-            END LOOP;
-        END LOOP;
-        FOREACH source IN ARRAY ARRAY['event', 'result_ref'] LOOP
-            EXECUTE format(
-                'DELETE FROM noetl.%I WHERE execution_id >= $1 AND execution_id < $2'
-                ' AND execution_id <> ALL ($3)', source
-            ) USING low, high, kept;
-            GET DIAGNOSTICS removed = ROW_COUNT;
-            IF removed <> (CASE source WHEN 'event' THEN parts.events ELSE parts.results END) THEN
-                RAISE EXCEPTION USING ERRCODE = 'NA001';
             END IF;
         END LOOP;
     END IF;

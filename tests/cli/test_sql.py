@@ -90,6 +90,18 @@ def test_nothing_else_can_be_asked(archives: dict[str, str], query: str) -> None
     assert answer.stderr
 
 
+async def test_no_question_writes_over_an_archive(archives: dict[str, str], place: Place) -> None:
+    (name,) = [one for one in await place.names() if "event-" in one]
+    before = await place.read(name)
+    file = f"{archives['NOETL_ARCHIVE_DIR']}/{name}"
+    write = f"COPY (SELECT 1 FROM event) TO '{file}' (FORMAT parquet, USE_TMP_FILE false)"
+
+    answer = noetl_process("sql", f"EXPLAIN ANALYZE {write}", home=None, **archives)
+
+    assert answer.returncode == 2, answer.stderr
+    assert await place.read(name) == before
+
+
 def test_without_an_archive_it_says_so(tmp_path: Path) -> None:
     answer = noetl("sql", "SELECT 1", "--archive-dir", tmp_path)
 

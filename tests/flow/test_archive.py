@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 _mint = Snowflake(node=9, now_ms=unix_ms).mint
 
-# Loops, fan-out with failures, pages, pages within loops, children, arcs, retries, chunks.
+# Loops, fan-out with failures, pages, pages within loops, children, arcs, retries, chunks, items
+# that return nothing, cursors.
 PLAYBOOKS: dict[str, Any] = {
     "arcs": "COMPLETED",
     "collections": "COMPLETED",
@@ -36,6 +37,8 @@ PLAYBOOKS: dict[str, Any] = {
     "streaming_chunks": "COMPLETED",
     "edited": "COMPLETED",
     "forgetful": "COMPLETED",
+    "silent": "COMPLETED",
+    "work_queue": "COMPLETED",
 }
 LOOP_ITEMS = 600
 """More than a gateway reads of a loop with one statement, and more than a page of events."""

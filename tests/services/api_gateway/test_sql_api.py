@@ -17,6 +17,7 @@ from noetl_core.domain.roles import ROLES, Role
 from noetl_core.store import api_key
 from noetl_core.store.postgres import Pool, open_pool
 from services.api_gateway.conftest import Client
+from support.black_hole import way_to
 
 LIMITS = QueryLimits(seconds=0.5, rows_max=3)
 
@@ -209,6 +210,25 @@ async def test_a_function_that_does_not_stop_is_left_to_itself(asking: Client) -
     assert status == 422, problem
     assert time.monotonic() - begun < LIMITS.seconds + 3
     assert (await ask(asking, "SELECT 1"))[0] == 200
+
+
+async def test_a_question_that_hears_of_no_cancel_is_left_to_itself(
+    gateway: Gateway, database: str
+) -> None:
+    async with (
+        way_to(database) as (dsn, way),
+        open_pool(dsn, role="noetl_api_gateway", size_max=2, size_min=0) as pool,
+        answering(gateway, pool, LIMITS) as client,
+    ):
+        asked = asyncio.create_task(ask(client, "SELECT pg_sleep(30)"))
+        await asyncio.sleep(LIMITS.seconds / 2)
+        way.swallow()
+        begun = time.monotonic()
+        status, problem = await asked
+
+        assert status == 422, problem
+        assert time.monotonic() - begun < LIMITS.seconds + 3
+        assert (await ask(client, "SELECT 1"))[0] == 200
 
 
 async def test_questions_that_take_long_keep_nobody_else_waiting(

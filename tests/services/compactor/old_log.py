@@ -11,7 +11,7 @@ from noetl_core.domain.partitions import WEEK_MS, partition_of, week_start_ms
 from noetl_core.domain.snowflake import Snowflake, first_id_at
 from noetl_core.process.clock import unix_ms
 from noetl_core.store import partition
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Connection, Pool
 
 NOW_MS = unix_ms()
 OLD_WEEK_MS = week_start_ms(NOW_MS) - 10 * WEEK_MS
@@ -74,9 +74,10 @@ async def an_execution(
             result = f'{{"status": "ok", "reference": {{"ref_id": {last}, "type": "db"}}}}'
             digest = hashlib.sha256(body).digest()
             await pool.execute(_RESULT, execution, last, len(body), digest, body, at)
+        key = f"k{offset}" if offset else "start"
         context = f'{{"note": "a \\"b\\", \\\\N {number}"}}' if offset else None
         await pool.execute(
-            _EVENT, execution, last, f"k{offset}", number % 3, event_type, context, result, at
+            _EVENT, execution, last, key, number % 3, event_type, context, result, at
         )
     ended = at if status in {"COMPLETED", "FAILED", "CANCELLED"} else None
     await pool.execute(_EXECUTION, execution, status, EVENTS[-1], last, parent, at, ended)
@@ -90,7 +91,7 @@ async def an_old_log(pool: Pool) -> dict[str, list[Any]]:
     return {table: await rows_of(pool, table) for table in ("event", "result_ref")}
 
 
-async def goes_on(pool: Pool, execution: int) -> None:
+async def goes_on(pool: Pool | Connection, execution: int) -> None:
     """One more event, as after a retry; the projection has not come to it yet."""
     event_id = mint()  # after all that are there
     await pool.execute(

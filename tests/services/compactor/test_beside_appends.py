@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from noetl_compactor.archive import Resting, archive_past
@@ -85,10 +86,8 @@ class Appends:
 
 
 @asynccontextmanager
-async def appending(pool: Pool, dsn: str) -> AsyncIterator[Appends]:
+async def appending(dsn: str) -> AsyncIterator[Appends]:
     """Another process appends to an execution of this week, one event after the other."""
-    for one in partitions_ahead(now_ms=NOW_MS, weeks=1):
-        await partition.ensure(pool, one)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", APPENDS, dsn, str(first_id_at(NOW_MS))),
         stdout=asyncio.subprocess.PIPE,
@@ -110,13 +109,29 @@ async def test_no_append_waits_long_while_a_large_week_is_dropped(
     pool: Pool, compactor_pool: Pool, database: str, place: Place
 ) -> None:
     await a_week(pool)
+    for one in partitions_ahead(now_ms=NOW_MS, weeks=1):
+        await partition.ensure(pool, one)
     await a_large_week(pool, executions=2000, events=100)
 
-    async with appending(pool, database) as appends:
+    async with appending(database) as appends:
         archived = await archive_past(compactor_pool, rules(place))
 
     assert archived == 200_000
     assert f"event_{WEEK}" not in await tables(pool)
+    assert appends.count > 10
+    assert appends.longest < LONGEST_APPEND_SECONDS
+
+
+@pytest.mark.slow
+async def test_no_append_waits_long_while_a_large_execution_is_deleted_beside_it(
+    pool: Pool, compactor_pool: Pool, database: str, place: Place
+) -> None:
+    await a_large_week(pool, executions=1, events=600_000)
+
+    async with appending(database) as appends:
+        archived = await archive_past(compactor_pool, rules(place))
+
+    assert archived == 600_000
     assert appends.count > 10
     assert appends.longest < LONGEST_APPEND_SECONDS
 
@@ -151,6 +166,84 @@ async def test_a_drop_reads_no_row_twice_to_see_what_was_appended(
 
     assert outcome == "changed"
     assert read <= 160 * 100 + 1  # they are counted once, before anything is locked
+
+
+@asynccontextmanager
+async def deleting(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> AsyncIterator[asyncio.Task[str]]:
+    """The drop of two old executions in the DEFAULT partition, while it deletes: it has come to a
+    result that somebody holds until this is over."""
+    for number in (1, 2):
+        await an_execution(pool, number)
+    with pytest.raises(DiedError):
+        await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
+    archive_id = await pool.fetchval("SELECT manifest_id FROM noetl.manifest")
+    async with pool.acquire() as holder, compactor_pool.acquire() as conn:
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("SELECT FROM noetl.result_ref FOR UPDATE")
+        task = asyncio.create_task(archive.drop(conn, archive_id))
+        while not await pool.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+            assert not task.done(), task
+            await asyncio.sleep(0.005)
+        yield task
+        await transaction.rollback()
+        await task
+
+
+async def is_retried(pool: Pool) -> None:
+    """As the broker commits it."""
+    async with pool.acquire() as broker, broker.transaction():
+        await goes_on(broker, execution_id(1))
+        await broker.execute("SELECT noetl.require_start($1)", [execution_id(1)])
+
+
+async def test_appends_do_not_wait_while_rows_are_deleted(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    async with deleting(pool, compactor_pool, place) as drop, pool.acquire() as broker:
+        await broker.execute("SET lock_timeout = '100ms'")
+        await broker.execute(
+            "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type)"
+            " VALUES ($1, $2, 'start', 0, 'execution.started')",
+            *(first_id_at(NOW_MS), first_id_at(NOW_MS) + 1),
+        )
+
+    assert drop.result() == "dropped"
+    assert [row[0] for row in await rows_of(pool, "event")] == [first_id_at(NOW_MS)]
+
+
+async def test_an_execution_that_goes_on_while_its_rows_are_deleted_keeps_them(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    async with deleting(pool, compactor_pool, place) as drop:
+        await is_retried(pool)
+
+    assert drop.result() == "changed"
+    assert len(await rows_of(pool, "event")) == 2 * 4 + 1
+    assert len(await rows_of(pool, "result_ref")) == 2
+
+
+async def test_an_execution_does_not_go_on_once_its_rows_are_looked_at_under_the_lock(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await an_execution(pool, 1)
+    with pytest.raises(DiedError):
+        await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
+    archive_id = await pool.fetchval("SELECT manifest_id FROM noetl.manifest")
+
+    async with compactor_pool.acquire() as conn, conn.transaction():
+        assert await archive.drop(conn, archive_id) == "dropped"
+        retried = asyncio.create_task(is_retried(pool))
+        while not await pool.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+            assert not retried.done(), retried
+            await asyncio.sleep(0.005)
+
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await retried
+    assert refused.value.sqlstate == batch.ARCHIVED
+    assert await rows_of(pool, "event") == []
 
 
 async def test_a_week_keeps_its_partition_when_what_stays_is_heavy(
@@ -282,21 +375,58 @@ async def test_a_result_with_a_ttl_is_committed_while_rows_of_another_week_are_d
     assert timedelta(seconds=50) < expires_at - datetime.now(UTC) < timedelta(seconds=70)
 
 
+def full(step: str) -> None:
+    """The disk, as soon as there is a file."""
+    if step == "file put":
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 async def test_a_full_disk_fails_one_archive_and_the_next_turn_makes_it(
     pool: Pool, compactor_pool: Pool, place: Place
 ) -> None:
     await a_week(pool)
     await an_execution(pool, 1)
+    resting = Resting()
 
-    def full(step: str) -> None:
-        if step == "file written":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    assert await archive_past(compactor_pool, rules(place, after=full)) == 0
+    assert await archive_past(compactor_pool, rules(place, after=full, resting=resting)) == 0
+    assert await place.names() == []
     assert len(await rows_of(pool, "event")) == 4
 
-    assert await archive_past(compactor_pool, rules(place)) == 4
+    assert await archive_past(compactor_pool, rules(place, resting=resting)) == 4
     assert await place.names("making/") == []
+
+
+async def test_a_week_that_fails_twice_in_a_row_is_left_alone_for_a_while(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await a_week(pool)
+    await an_execution(pool, 1)
+    resting = Resting()
+    for _ in range(2):
+        await archive_past(compactor_pool, rules(place, after=full, resting=resting))
+
+    assert await archive_past(compactor_pool, rules(place, resting=resting)) == 0
+    assert len(await rows_of(pool, "event")) == 4
+    assert await archive_past(compactor_pool, rules(place, resting=Resting(0.0))) == 4
+
+
+async def test_slices_of_a_week_that_fails_twice_are_not_all_tried(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    for number in range(6):
+        await an_execution(pool, number)
+    tries = 0
+
+    def always_full(step: str) -> None:
+        nonlocal tries
+        tries += step == "begun"
+        full(step)
+
+    more = {"after": always_full, "slice_rows": 4, "resting": Resting()}
+    assert await archive_past(compactor_pool, rules(place, **more)) == 0
+
+    assert tries == 2
+    assert await place.names() == []
 
 
 async def test_a_week_of_which_nothing_can_go_is_left_alone_for_a_while(

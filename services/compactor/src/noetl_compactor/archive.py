@@ -21,6 +21,10 @@ without a mark are never removed: whoever lost a manifest still has them.
 What if the place does not answer? The turn ends there, with a warning, and a later one goes on as
 if it had died. That nothing was said of a file is no reason to write it again, still less to drop.
 
+What if a file cannot be made: a full disk, a row that does not come back as it was? What is there
+of the archive is removed at once, and the other weeks go on. The next turn tries it again; a week
+that fails then, too, rests for an hour.
+
 What if the log goes on meanwhile? A retry could wake an archived execution between 3 and 9. The
 tails of the partition are read before the first row is copied; line 9 finds, under a lock, whatever
 was appended after them, changes nothing and says `changed`. The archive is forgotten, its files
@@ -58,7 +62,8 @@ from noetl_core.store.archive import FROM_THE_FIRST, Archive, File, Source, Surv
 from noetl_core.store.postgres import Connection, Pool
 
 FILE_ROWS_MAX = 200_000
-FILE_BYTES_MAX = 128 * 1024 * 1024
+FILE_BYTES_MAX = 16 * 1024 * 1024
+"""To make a file and to read it back takes ten times as much memory."""
 MOVED_ROWS_MAX = 5_000
 MOVED_BYTES_MAX = 8 * 1024 * 1024
 """More than this does not move under the lock of a drop: then the others are deleted."""
@@ -66,6 +71,8 @@ SLICE_ROWS = 50_000
 """Rows that are deleted in one transaction, where no partition can be dropped."""
 CHECKED_AT_ONCE = 4
 REST_SECONDS = 3600.0
+FAILURES_MAX = 2
+"""In a row, for one week: the first may have been bad luck, so the next turn tries again."""
 
 Step = Literal[
     "surveyed",
@@ -93,9 +100,19 @@ class Resting:
     def __init__(self, seconds: float = REST_SECONDS) -> None:
         self._seconds = seconds
         self._until: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
 
     def put(self, week: Week) -> None:
         self._until[week.name] = time.monotonic() + self._seconds
+
+    def failed(self, week: Week) -> None:
+        """It could not be written; what is wrong once more will hardly be mended in a minute."""
+        self._failures[week.name] += 1
+        if self._failures[week.name] >= FAILURES_MAX:
+            self.put(week)
+
+    def written(self, week: Week) -> None:
+        del self._failures[week.name]
 
     def __contains__(self, week: Week) -> bool:
         return time.monotonic() < self._until.get(week.name, 0.0)
@@ -230,7 +247,7 @@ async def _next_week(conn: Connection, lower: int, rules: Rules) -> Week | None:
 async def _archive_slices(conn: Connection, week: Week, rules: Rules) -> int:
     events = 0
     lower = week.lower
-    while lower < week.upper:
+    while lower < week.upper and not _rests(week, rules):
         first = await archive.first_execution(conn, lower=lower, upper=week.upper)
         if first is None:
             break
@@ -260,7 +277,13 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
         # Nothing was recorded, so nothing is lost: a full disk, say. Other weeks and duties go on.
         metrics.ARCHIVES_FAILED.add(1)
         log.exception("archive.failed", week=cut.week.name)
+        if rules.resting is not None:
+            rules.resting.failed(cut.week)
+        # At once, because the disk may be full of it.
+        await _remove_unrecorded(conn, rules.place)
         return 0
+    if rules.resting is not None:
+        rules.resting.written(cut.week)
     if made.event_count != cut.survey.events:
         # An execution went on, or ended, while we copied: nobody was told of this archive yet.
         await _remove(rules.place, made.name)
@@ -272,8 +295,8 @@ async def _archive(conn: Connection, cut: Cut, rules: Rules) -> int:
     rules.after("recorded")
     metrics.EVENTS_ARCHIVED.add(made.event_count)
     seconds = time.perf_counter() - begun
-    for shard, events in shards.items():
-        metrics.EVENTS_PER_SECOND.set(events / seconds, {"shard": shard})
+    if shards:
+        metrics.show_rate({shard: events / seconds for shard, events in shards.items()})
     log.info(
         "archive.recorded",
         archive=made.name,
@@ -293,8 +316,8 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> tuple[Archive, Cou
     await rules.place.write(mark_of(name), b"")
     rules.after("begun")
     shards: Counter[int] = Counter()
-    with rules.place.scratch() as scratch, parquet.connect() as connection:
-        shelf = Shelf(connection, scratch, name, rules, shards)
+    with rules.place.scratch() as scratch:
+        shelf = Shelf(scratch, name, rules, shards)
         files = [
             *await _write_source(conn, cut, shelf, "event"),
             *await _write_source(conn, cut, shelf, "result_ref"),
@@ -320,7 +343,6 @@ async def _write(conn: Connection, cut: Cut, rules: Rules) -> tuple[Archive, Cou
 class Shelf(NamedTuple):
     """Where the files of one archive are made, and where they go."""
 
-    connection: duckdb.DuckDBPyConnection
     scratch: Path
     name: str
     rules: Rules
@@ -357,11 +379,13 @@ async def _write_source(conn: Connection, cut: Cut, shelf: Shelf, source: Source
 async def _make_file(
     shelf: Shelf, source: Source, csv: Path, target: Path, rows: int
 ) -> parquet.Written:
-    await asyncio.to_thread(parquet.write, shelf.connection, source, csv, target)
-    shelf.rules.after("file written")
-    written = await asyncio.to_thread(
-        parquet.read_back, shelf.connection, source, csv, target, rows=rows
-    )
+    # One connection a file: what DuckDB has taken from the system it gives back at its end.
+    with parquet.connect() as connection:
+        await asyncio.to_thread(parquet.write, connection, source, csv, target)
+        shelf.rules.after("file written")
+        written = await asyncio.to_thread(
+            parquet.read_back, connection, source, csv, target, rows=rows
+        )
     shelf.rules.after("file compared")
     return written
 

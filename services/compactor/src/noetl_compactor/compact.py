@@ -39,6 +39,5 @@ async def compact(pool: Pool, told: Told, *, now_ms: int, weeks_ahead: int) -> C
         if told.is_news(one, outcome):
             log.info("partition.ensured", partition=one.name, outcome=outcome)
     metrics.PARTITIONS_CREATED.add(outcomes["created"])
-    metrics.PARTITIONS_MISSING.set(outcomes["occupied"], {"outcome": "occupied"})
-    metrics.PARTITIONS_MISSING.set(outcomes["busy"], {"outcome": "busy"})
+    metrics.show_missing({"occupied": outcomes["occupied"], "busy": outcomes["busy"]})
     return outcomes

@@ -9,6 +9,7 @@ from noetl_compactor.archive import Resting, Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
 from noetl_compactor.expire import expire, forget_keys
+from noetl_compactor.metrics import show_nothing
 from noetl_core.domain.retention import kept_from_ms
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.leader import leadership
@@ -34,6 +35,8 @@ async def start(service: Service[CompactorConfig]) -> None:
     async def make_partitions() -> None:
         if leader.is_leader:
             await compact(pool, told, now_ms=unix_ms(), weeks_ahead=config.partition_weeks_ahead)
+        else:
+            show_nothing()
 
     async def remove_expired() -> None:
         if leader.is_leader:

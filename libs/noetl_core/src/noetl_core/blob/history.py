@@ -357,9 +357,10 @@ WHERE execution_id = $execution
 QUALIFY row_number() OVER (PARTITION BY iter_index ORDER BY event_id DESC) = 1
 """
 
+# `json_extract_string` is the ->> of Postgres: what is null in the document is NULL, and no text.
 _OF_LOOP = f"""
 SELECT iter_index, event_id, is_done, is_frame,
-       CASE WHEN is_done THEN CAST(json_extract(result, '$.reference') AS VARCHAR) END AS reference,
+       CASE WHEN is_done THEN json_extract_string(result, '$.reference') END AS reference,
        coalesce(CAST(json_extract_string(result, '$.reference.bytes') AS BIGINT), 0) AS bytes
 FROM ({_LAST}) WHERE NOT has_again
 ORDER BY iter_index
@@ -371,7 +372,7 @@ SELECT CAST(coalesce(sum(coalesce(r.bytes, CASE WHEN kind <> 'pages' THEN item.b
            AS BIGINT) AS bytes,
        list(reference) FILTER (r.ref_id IS NULL AND kind IN ('pages', 'eventlog')) AS behind
 FROM (
-    SELECT event_id, CAST(json_extract(result, '$.reference') AS VARCHAR) AS reference,
+    SELECT event_id, json_extract_string(result, '$.reference') AS reference,
            json_extract_string(result, '$.reference.type') AS kind,
            CAST(json_extract_string(result, '$.reference.bytes') AS BIGINT) AS bytes
     FROM ({_LAST}) WHERE is_done AND NOT has_again

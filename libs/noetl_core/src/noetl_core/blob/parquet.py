@@ -17,7 +17,10 @@ ROW_GROUP_ROWS = 20_000
 """A reader of one execution decodes one or two of these: rows are in the order of their keys."""
 LINE_BYTES_MAX = 48 * 1024 * 1024
 """The largest inline result, as hexadecimal digits, with room."""
-_MEMORY = "1GB"
+_MEMORY = "384MB"
+"""What DuckDB may take. Rows on their way through it and this process come on top: all of it fits
+the 512 MiB of a pod, for files of the size that the compactor makes."""
+_MEMORY_OF_A_PERSON = "2GB"
 
 _INTEGER, _LONG, _TEXT, _MOMENT, _BYTES = "INTEGER", "BIGINT", "VARCHAR", "TIMESTAMP", "BLOB"
 
@@ -82,13 +85,19 @@ class Written(NamedTuple):
     """How many rows of each shard, where rows have one."""
 
 
-def connect() -> duckdb.DuckDBPyConnection:
-    """One that reads and writes files, and nothing else: it cannot download or load anything."""
+def connect(*, for_a_person: bool = False) -> duckdb.DuckDBPyConnection:
+    """One that reads and writes files, and nothing else: it cannot download or load anything.
+
+    `for_a_person`: it has the machine for itself, and any question may come.
+    """
     settings: dict[str, Any] = {
-        "memory_limit": _MEMORY,
+        "memory_limit": _MEMORY_OF_A_PERSON,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
+    if not for_a_person:
+        # Each thread has vectors of rows of its own, and one row may be megabytes.
+        settings |= {"memory_limit": _MEMORY, "threads": 1}
     connection = duckdb.connect(":memory:", config=settings)
     connection.execute("SET parquet_metadata_cache = true")
     return connection

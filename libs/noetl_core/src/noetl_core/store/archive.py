@@ -193,7 +193,8 @@ SELECT execution_id, event_id, event_key, shard_id, event_type, status, node_nam
        loop_id, iter_index, attempt, parent_event_id, parent_execution_id, catalog_id, epoch_id,
        context, result, meta, error, created_at AT TIME ZONE 'UTC'
 FROM (
-    SELECT e.*, sum(coalesce(pg_column_size(e.context), 0)) OVER before AS bytes_before
+    SELECT e.*, sum(coalesce(pg_column_size(e.context), 0) + coalesce(pg_column_size(e.result), 0))
+        OVER before AS bytes_before
     FROM (
         SELECT * FROM noetl.event
         WHERE execution_id >= $1 AND execution_id < $2 AND execution_id <> ALL ($3::bigint[])

@@ -5,9 +5,12 @@ roles may call (0011).
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
 from noetl_core.domain.errors import RejectedError
 from noetl_core.store.postgres import Connection
@@ -51,13 +54,9 @@ async def ask(
     """Answer one SELECT. Raises QueryRefusedError."""
     text = statement.strip().removesuffix(";").strip()
     try:
-        async with asyncio.timeout(seconds + KILL_SECONDS):
+        async with asyncio.timeout(seconds + KILL_SECONDS), _left_to_itself(conn):
             return await _ask_and_undo(conn, text, row_limit, bytes_max, seconds)
-    except TimeoutError:
-        # Postgres has cancelled it a second ago and it goes on: nobody waits for that connection.
-        conn.terminate()
-        raise _too_long(seconds) from None
-    except asyncpg.QueryCanceledError:
+    except (TimeoutError, asyncpg.QueryCanceledError):
         raise _too_long(seconds) from None
     except asyncpg.ReadOnlySQLTransactionError as error:
         raise QueryRefusedError(f"only reading is allowed here: {error}") from None
@@ -68,6 +67,17 @@ async def ask(
     except asyncpg.InternalClientError:
         detail = "a column has a type that cannot be read here: cast it, as in `x::text`"
         raise QueryRefusedError(detail) from None
+
+
+@asynccontextmanager
+async def _left_to_itself(conn: Connection) -> AsyncIterator[None]:
+    """Once nobody waits for the answer any more, nobody waits for the connection either: Postgres
+    has cancelled the question and it goes on, and a rollback would come after its end."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        conn.terminate()
+        raise
 
 
 def _too_long(seconds: float) -> QueryRefusedError:
@@ -81,10 +91,17 @@ async def _ask_and_undo(
     transaction = conn.transaction(readonly=True)
     await transaction.start()
     try:
-        return await _ask(conn, text, row_limit, bytes_max, seconds)
-    finally:
-        await transaction.rollback()
-        await conn.execute(_UNLOCK)
+        answer = await _ask(conn, text, row_limit, bytes_max, seconds)
+    except Exception:
+        await _undo(conn, transaction)
+        raise
+    await _undo(conn, transaction)
+    return answer
+
+
+async def _undo(conn: Connection, transaction: Transaction) -> None:
+    await transaction.rollback()
+    await conn.execute(_UNLOCK)
 
 
 async def _ask(
