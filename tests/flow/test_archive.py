@@ -87,6 +87,7 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Pl
     executions = []
     for playbook in PLAYBOOKS:
         execution_id = await own_flow.start(playbook)
+        await tell(own_flow, execution_id, "go")
         await own_flow.stack.until_ended(execution_id)
         executions += [execution_id, *await own_flow.children(execution_id)]
     looped = await own_flow.start("collections", items=list(range(LOOP_ITEMS)))
@@ -119,6 +120,11 @@ async def test_every_answer_is_the_same_after_the_drop(own_flow: Flow, place: Pl
     assert max(len(trace["links"]) for trace in traces) > 2
     kinds = {link["type"] for trace in traces for link in trace["links"]}
     assert kinds >= {"db", "eventlog", "pages"}
+
+
+async def tell(flow: Flow, execution_id: int, signal: str) -> None:
+    """Whoever does not wait for it keeps it."""
+    await flow.stack.client.post(f"/api/executions/{execution_id}/signal", json={"name": signal})
 
 
 async def expire_all(flow: Flow) -> None:
