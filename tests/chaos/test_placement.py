@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from chaos.stack import SHORT_LEASES, Stack, running_stack
+from noetl_core.wire.subjects import EVENT_STREAM_SUBJECTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -197,7 +200,8 @@ async def test_a_worker_that_slept_through_its_lease_is_not_believed(
         with another_worker(stack, "nap-b", "nap"):
             assert await stack.until_ended(execution_id) == "execution.completed"
             recorded = await ends(stack, execution_id)
-            sleeper.send_signal(signal.SIGCONT)
+            async with without_heartbeats(stack), awaiting_word(stack, "one.1/0#1"):
+                sleeper.send_signal(signal.SIGCONT)
             await until_refused(stack, execution_id)
             after = await ends(stack, execution_id)
 
@@ -207,6 +211,40 @@ async def test_a_worker_that_slept_through_its_lease_is_not_believed(
     ]
     assert after == recorded
     assert len(mark.read_text().split()) == 2
+
+
+@asynccontextmanager
+async def without_heartbeats(stack: Stack) -> AsyncIterator[None]:
+    """Who wakes learns from its first heartbeat that its command is over, and says nothing of it.
+    While nobody can look into the queue, what it has to say comes first."""
+    conn = await stack.connect()
+    try:
+        async with conn.transaction():
+            await conn.execute("LOCK TABLE noetl.command")
+            yield
+    finally:
+        await conn.close()
+
+
+@asynccontextmanager
+async def awaiting_word(stack: Stack, command_id: str) -> AsyncIterator[None]:
+    """Ends when somebody has told the brokers of this command."""
+    said = asyncio.Event()
+
+    async def hear(message: Msg) -> None:
+        if command_id.encode() in message.data:
+            said.set()
+
+    client = await nats.connect(stack.info["nats_url"])
+    try:
+        for subject in EVENT_STREAM_SUBJECTS:
+            await client.subscribe(subject, cb=hear)
+        await client.flush()
+        yield
+        async with asyncio.timeout(20):
+            await said.wait()
+    finally:
+        await client.close()
 
 
 async def until_written(mark: Path, *, seconds: float = 30.0) -> None:
