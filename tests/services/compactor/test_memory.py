@@ -32,7 +32,8 @@ from noetl_core.store.postgres import open_pool
 async def main():
     rules = Rules(FilePlace(Path(sys.argv[2])), Snowflake(node=7, now_ms=unix_ms).mint, KEPT_FROM)
     async with open_pool(sys.argv[1], role="noetl_compactor", size_max=2) as pool:
-        assert await archive_past(pool, rules) == 4
+        archived = await archive_past(pool, rules)
+        assert archived == 4, archived
 
 asyncio.run(main())
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
@@ -85,5 +86,5 @@ async def peak_mib(script: str, database: str, directory: Path) -> float:
         *(sys.executable, "-c", script, database, str(directory)), stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
-    assert process.returncode == 0
+    assert process.returncode == 0, output.decode()
     return int(output.split()[-1]) / 1024
