@@ -15,7 +15,8 @@ CHART = Path(__file__).parents[3] / "deploy" / "helm" / "noetl" / "values.yaml"
 RESULTS = 1500
 RESULT_BYTES = 64 * 1024
 READ_AT_ONCE = 500
-SHARE_MAX = 0.75
+READERS = 8
+SHARE_MAX = 0.8
 """Of the limit: the rest is for what else a service does."""
 
 # VmHWM is of this process alone; ru_maxrss would begin with what the test itself has taken.
@@ -49,7 +50,10 @@ from noetl_core.store.postgres import open_pool
 async def main():
     history, refs = History(FilePlace(Path(sys.argv[2]))), range(1, 1 + AT_ONCE)
     async with open_pool(sys.argv[1], role="noetl_api_gateway", size_max=2) as pool:
-        assert len(await history.find(pool, EXECUTION, refs)) == AT_ONCE
+        async def reader():
+            assert len(await history.find(pool, EXECUTION, refs)) == AT_ONCE
+
+        await asyncio.gather(*(reader() for _ in range(READERS)))
 
 asyncio.run(main())
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
@@ -72,6 +76,7 @@ async def test_results_of_the_largest_inline_size_are_archived_and_read_in_a_pod
     execution = await an_execution(pool, 1)
     await pool.execute(_RESULTS, execution, RESULTS, RESULT_BYTES, timeout=120)
     reads = READS.replace("AT_ONCE", str(READ_AT_ONCE)).replace("EXECUTION", str(execution))
+    reads = reads.replace("READERS", str(READERS))
 
     archives = ARCHIVES.replace("KEPT_FROM", str(KEPT_FROM_MS))
     written = await peak_mib(archives, database, tmp_path / "archive")

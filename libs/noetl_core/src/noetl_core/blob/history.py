@@ -9,7 +9,9 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +58,8 @@ class Files(NamedTuple):
 class History:
     def __init__(self, archives: Place | None = None) -> None:
         self._archives = archives
+        # One question after the other: their memory is shared, and enough for any of them alone.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archives")
         self._duckdb: duckdb.DuckDBPyConnection | None = None
 
     async def is_archived(self, conn: Connection | Pool, execution_id: ExecutionId) -> bool:
@@ -300,7 +304,8 @@ class History:
             async with self._archives.at_hand([*files, *more]) as paths:
                 if more:
                     values["more"] = [str(path) for path in paths[len(files) :]]
-                return await asyncio.to_thread(self._ask_now, query, paths[: len(files)], values)
+                asking = partial(self._ask_now, query, paths[: len(files)], values)
+                return await asyncio.get_running_loop().run_in_executor(self._reader, asking)
         except FileNotFoundError as error:
             raise ArchiveUnavailableError(
                 f"the archive {error} cannot be read: it is not there; set NOETL_ARCHIVE_DIR to "
