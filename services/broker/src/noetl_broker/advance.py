@@ -36,7 +36,7 @@ from noetl_broker.left import Left
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
 from noetl_broker.states import Live, States
-from noetl_broker.turn import Letter, Taken, Turn
+from noetl_broker.turn import Closing, Letter, Taken, Turn
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.events import (
@@ -70,6 +70,9 @@ from noetl_core.wire.messages import (
     Stored,
     encode_messages,
 )
+
+MARKED_MAX = 1000
+"""Executions that one barrier marks on a shard, besides those that moved in the same turn."""
 
 log = structlog.get_logger()
 
@@ -313,16 +316,37 @@ class Broker:
     async def _close_epoch(self, turn: Turn, shard: ShardId, epoch: EpochId) -> None:
         if shard not in turn.held or epoch <= self._recorder.epochs.get(shard, 0):
             return
-        turn.closing[shard] = epoch
-        marked = self._unmarked.get(shard, set()) | {
-            e for e, s in turn.touched.items() if s == shard
-        }
-        unreadable = await self.states.load(turn.conn, marked)
-        for execution_id in marked - unreadable.keys() - turn.poisoned.keys():
-            live = self.states.get(execution_id)
+        moved = {e for e, s in turn.touched.items() if s == shard}
+        before = self._unmarked.get(shard, set()) - moved
+        # Without a barrier for long these may be many: the rest is for the barriers that follow.
+        marked = sorted(before)[:MARKED_MAX]
+        turn.closing[shard] = Closing(epoch, before.difference(marked))
+        unreadable = await self.states.load(turn.conn, [*moved, *marked])
+        for execution_id in [*moved, *marked]:
+            if execution_id not in unreadable and execution_id not in turn.poisoned:
+                await self._mark(turn, shard, execution_id, epoch)
+
+    async def _mark(
+        self, turn: Turn, shard: ShardId, execution_id: ExecutionId, epoch: EpochId
+    ) -> None:
+        """One that cannot be marked (its playbook is not understood any more, say) has no epoch
+        until it moves again: that stops neither the barrier nor the shard."""
+        live = self.states.get(execution_id)
+        is_moved = execution_id in turn.touched
+        try:
             fact = checkpoint(live.state, epoch)
             if fact is not None:
                 await self._recorder.record(turn, shard, live, fact)
+        except Exception as error:
+            if _is_no_letters_fault(error):
+                raise
+            log.exception("broker.unmarked", execution_id=execution_id)
+            if is_moved:
+                turn.poisoned[execution_id] = f"{type(error).__name__}: {error}"
+            else:
+                turn.batch.forget(execution_id)
+                turn.touched.pop(execution_id, None)
+                self.states.drop([execution_id])
 
     async def _without_outdated(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
         """What the reaper saw may be over: a worker that was cut off has renewed its leases when it
@@ -437,10 +461,11 @@ class Broker:
                 unmarked.add(execution_id)
             else:
                 unmarked.discard(execution_id)
-        for shard, epoch in turn.closing.items():
+        for shard, closing in turn.closing.items():
             # The close itself may have begun the shard's first epoch, after the barrier was sent.
-            self._recorder.epochs[shard] = max(epoch, self._recorder.epochs.get(shard, epoch))
-            self._unmarked.pop(shard, None)
+            last = self._recorder.epochs.get(shard, closing.epoch)
+            self._recorder.epochs[shard] = max(closing.epoch, last)
+            self._unmarked[shard] = set(closing.unmarked)
         self.states.trim()
 
 

@@ -39,6 +39,14 @@ class Taken(NamedTuple):
         return None if isinstance(self.message, Barrier) else self.message.execution_id
 
 
+class Closing(NamedTuple):
+    """The end of an epoch on a shard."""
+
+    epoch: EpochId
+    unmarked: set[ExecutionId]
+    """Who moved in it and is marked by one that follows."""
+
+
 class Turn:
     def __init__(self, conn: Connection, held: Mapping[ShardId, int], *, shard_count: int) -> None:
         self.conn = conn
@@ -46,7 +54,7 @@ class Turn:
         self.held = dict(held)
         self.batch = Batch()
         self.touched: dict[ExecutionId, ShardId] = {}
-        self.closing: dict[ShardId, EpochId] = {}
+        self.closing: dict[ShardId, Closing] = {}
         self.poisoned: dict[ExecutionId, str] = {}
         self.ended_on: set[ShardId] = set()
         """Shards on which an execution ended: somebody may be waiting for that."""
