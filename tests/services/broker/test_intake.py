@@ -57,7 +57,7 @@ async def test_of_the_inbox_no_more_is_taken_than_a_portion_and_the_rest_at_once
     taken = []
     for _ in range(3):
         letters, _ = await waiting.next_batch()
-        await inbox.delete(pool, [letter.inbox_id for letter in letters])
+        await inbox.delete(pool, [one.inbox_id for one in letters if one.inbox_id is not None])
         taken.append(len(letters))
 
     assert taken == [1, 1, 1]
