@@ -187,6 +187,26 @@ async def test_a_volume_that_cannot_be_written_fails_whoever_has_no_other_place_
     assert await letters_kept(desk, bad) == (0 if is_kept else 1)
 
 
+async def test_what_the_database_refuses_is_found_one_by_one_and_the_others_are_shown_in_traces(
+    desk: Desk,
+) -> None:
+    await desk.pool.execute("ALTER TABLE noetl.event ADD CHECK (node_name <> 'refused')")
+    good, bad = (ExecutionId(desk.mint()) for _ in range(2))
+    letters = []
+    for one, content in ((good, CHAIN), (bad, CHAIN.replace("first", "refused"))):
+        catalog_id = await desk.register(content)
+        start = Start(execution_id=one, catalog_id=catalog_id, path="p", version=1)
+        letters.append(letter_of(start))
+
+    turn = await desk.broker.advance(letters)
+
+    assert (await desk.types(good))[-1] == "command.issued"
+    assert (await desk.types(bad))[-1] == "execution.failed"
+    assert await letters_kept(desk, bad) == 1
+    shown = {row.event_id for row in [*turn.absorbed, *turn.batch.events]}
+    assert shown == {r[0] for r in await desk.pool.fetch("SELECT event_id FROM noetl.event")}
+
+
 async def test_nothing_is_left_to_mark_of_executions_that_have_ended(desk: Desk) -> None:
     """Without a barrier for days, the next one would otherwise read all of them."""
     desk.states._states_max = 10

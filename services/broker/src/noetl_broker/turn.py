@@ -9,6 +9,7 @@ import msgspec
 from noetl_core.domain.ids import EpochId, ExecutionId, ShardId, WorkerId
 from noetl_core.domain.sharding import shard_of
 from noetl_core.store.batch import Batch, DeadLetterRow, OutgoingRow
+from noetl_core.store.event import EventRow
 from noetl_core.store.postgres import Connection
 from noetl_core.wire.messages import (
     Barrier,
@@ -67,6 +68,8 @@ class Turn:
         """Ends of commands that were not open: said twice, or too late."""
         self.told: set[ShardId] = set()
         """Shards whose inbox has got something by this turn."""
+        self.absorbed: list[EventRow] = []
+        """Recorded by the turns that this one stands for."""
 
     def open(self, letters: list[Letter]) -> list[Taken]:
         """The messages of the shards we hold. A letter that cannot be read is parked."""
@@ -115,4 +118,5 @@ class Turn:
         self.nobody_able |= other.nobody_able
         self.ended_on |= other.ended_on
         self.told |= other.told
+        self.absorbed += [*other.absorbed, *other.batch.events]
         self.poisoned.update(other.poisoned)
