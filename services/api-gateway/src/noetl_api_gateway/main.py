@@ -41,7 +41,9 @@ async def start(service: Service[GatewayConfig]) -> None:
     uri = url_of(config, port=port)
     # Two gateways of one host cannot have one port, and a restart keeps it.
     name = config.server_name or f"server-{socket.gethostname()}-{port}"
-    member = await service.open(join_runtime(service, pool, kind="api-gateway", name=name, uri=uri))
+    member = await service.open(
+        join_runtime(service, pool, kind="api-gateway", name=name, uri=uri, runtime_type="server")
+    )
     gateway = Gateway(
         pool=pool,
         bus=bus,

@@ -21,7 +21,7 @@ from noetl_core.store.postgres import Pool, open_pool
 from noetl_worker.capacity import ToolPool, capacity_report
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.chunks import Send
-from noetl_worker.config import WorkerConfig, check_config, labels_of
+from noetl_worker.config import WorkerConfig, check_config, labels_of, uri_of
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
@@ -128,6 +128,8 @@ def _member(
         capacity=config.worker_slots,
         labels=labels_of(config) | _limit_label(limits),
         capabilities=tools.kinds,
+        uri=uri_of(config),
+        runtime_type=",".join(config.pools),
         heartbeat_seconds=config.worker_heartbeat_interval,
     )
 
