@@ -46,6 +46,7 @@ async def test_every_heartbeat_says_how_much_is_in_use(
 
     assert (found["capacity"], found["slots"], found["running"], found["free"]) == (7, 7, 0, 7)
     assert found["tools"]["python"] == {"slots": 3, "free": 3}
+    assert found["tools"]["postgres"] == {"slots": 4, "free": 4}
     assert found["tools"]["http"] == {"slots": 5, "free": 5}
     assert found["pid"] > 0
 
