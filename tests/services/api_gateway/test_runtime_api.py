@@ -434,6 +434,14 @@ class TestMetrics:
         assert [item["name"] for item in recent["items"]] == ["queue"]
         assert (await get(client, "/api/metrics/query?component=other"))["items"] == []
 
+    async def test_nobody_reports_in_the_name_of_another(self, client: Client) -> None:
+        sample = {"name": "m", "value": 1, "labels": {"component": "b", "kind": "broker", "x": "y"}}
+
+        await post(client, "/api/metrics/report", {"component": "a", "metrics": [sample]})
+
+        (item,) = (await get(client, "/api/metrics/query?name=m"))["items"]
+        assert item["labels"] == {"component": "a", "kind": "worker_pool", "x": "y"}
+
     async def test_pages_follow_each_other(self, client: Client) -> None:
         metrics = [{"name": "m", "value": number} for number in range(5)]
         await post(client, "/api/metrics/report", {"component": "c", "metrics": metrics})

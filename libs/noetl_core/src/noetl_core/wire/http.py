@@ -659,7 +659,9 @@ Moment = Annotated[datetime, Meta(tz=True, description="With its zone, such as Z
 
 
 class MetricSample(Request, frozen=True, kw_only=True):
-    """Without `reported_at` it is of now, and so is one of a time that is still to come."""
+    """Without `reported_at` it is of now, and so is one of a time that is still to come. The labels
+    `component` and `kind` are those of who reports, whatever it says.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     value: float
