@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from noetl_compactor.archive import Resting, Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
-from noetl_compactor.expire import expire, forget_keys
+from noetl_compactor.expire import Backlog, expire, forget_keys
 from noetl_compactor.metrics import show_nothing
 from noetl_compactor.past import kept_from
 from noetl_core.process.clock import unix_ms
@@ -31,6 +31,7 @@ async def start(service: Service[CompactorConfig]) -> None:
     tiers = await service.open(open_tiers(config))
     told = Told()
     resting = Resting()
+    backlog = Backlog()
 
     async def make_partitions() -> None:
         if leader.is_leader:
@@ -40,9 +41,11 @@ async def start(service: Service[CompactorConfig]) -> None:
         else:
             show_nothing()
 
-    async def remove_expired() -> None:
-        if leader.is_leader:
-            await expire(pool, tiers)
+    async def remove_expired() -> bool:
+        if not leader.is_leader:
+            return False
+        await expire(pool, tiers, backlog)
+        return backlog.is_left
 
     async def archive() -> None:
         if leader.is_leader:
