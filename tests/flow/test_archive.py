@@ -10,7 +10,7 @@ import pytest
 
 from chaos.stack import running_stack
 from noetl_compactor.archive import Rules, archive_past
-from noetl_compactor.expire import expire
+from noetl_compactor.expire import Backlog, expire
 from noetl_core.blob.place import Place
 from noetl_core.domain.retention import DAY_MS
 from noetl_core.domain.snowflake import Snowflake
@@ -136,7 +136,7 @@ async def expire_all(flow: Flow) -> None:
         open_pool(dsn, role="noetl_compactor", size_max=2) as pool,
     ):
         while await pool.fetch(living):
-            await expire(pool, {})
+            await expire(pool, {}, Backlog())
             await asyncio.sleep(0.1)
 
 

@@ -4,6 +4,7 @@ A file is removed before its row says so. Dying between the two leaves a row who
 which readers refuse anyway, because its time is over; the next turn removes nothing and says so.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -17,6 +18,8 @@ from noetl_core.store.postgres import Pool
 from noetl_core.store.result_ref import Expired
 
 EXPIRED_AT_ONCE = 500
+DELETES_AT_ONCE = 16
+"""One request to S3 is mostly waiting; more of them would crowd out those of the archives."""
 KEYS_AT_ONCE = 10_000
 BATCHES_MAX = 200
 """How many batches one turn may take."""
@@ -24,19 +27,33 @@ BATCHES_MAX = 200
 log = structlog.get_logger()
 
 
-async def expire(pool: Pool, tiers: Mapping[str, Tier]) -> int:
+class Backlog:
+    """Where a turn has stopped that left some to the next. That one goes on behind it: what cannot
+    be removed, however much it is, hides nothing for ever."""
+
+    def __init__(self) -> None:
+        self.after: Expired | None = None
+
+    @property
+    def is_left(self) -> bool:
+        return self.after is not None
+
+
+async def expire(pool: Pool, tiers: Mapping[str, Tier], backlog: Backlog) -> int:
     """One turn: remove the payloads of expired results. Says how many."""
-    removed, last = 0, None
+    removed = 0
     # A tier that is not configured here belongs to another compactor: its rows stay.
     reachable = {"db", *tiers}
     for _ in range(BATCHES_MAX):
-        found = await result_ref.expired(pool, reachable, after=last, limit=EXPIRED_AT_ONCE)
+        found = await result_ref.expired(
+            pool, reachable, after=backlog.after, limit=EXPIRED_AT_ONCE
+        )
         gone = await _delete(found, tiers, reachable)
         if gone:
             removed += await result_ref.remove_expired(pool, gone)
-        if len(found) < EXPIRED_AT_ONCE:
+        backlog.after = found[-1] if len(found) == EXPIRED_AT_ONCE else None
+        if not backlog.is_left:
             break
-        last = found[-1]
     if removed:
         metrics.RESULTS_EXPIRED.add(removed)
         log.info("result.expired", count=removed)
@@ -48,22 +65,33 @@ async def _delete(
 ) -> list[Expired]:
     """Those that are gone now. What could not be removed is left to a later turn, and so is all of
     a tier that is away: the others do not wait."""
-    gone: list[Expired] = []
-    for one in found:
-        if one.tier not in reachable:
-            continue
-        try:
-            if one.uri is not None:
-                await tiers[one.tier].delete(one.uri)
-        except FileNotFoundError:
-            log.warning("result.not_ours", tier=one.tier, uri=one.uri)
-        except (OSError, StoreAwayError) as error:
-            if isinstance(error, StoreAwayError):
-                reachable.discard(one.tier)
-            log.warning("result.not_expired", tier=one.tier, uri=one.uri, error=str(error))
-            continue
-        gone.append(one)
-    return gone
+    limit = asyncio.Semaphore(DELETES_AT_ONCE)
+
+    async def is_gone(one: Expired) -> bool:
+        if one.uri is None:
+            return True
+        async with limit:
+            return one.tier in reachable and await _is_gone(one, one.uri, tiers, reachable)
+
+    results = await asyncio.gather(*(is_gone(one) for one in found))
+    return [one for one, gone in zip(found, results, strict=True) if gone]
+
+
+async def _is_gone(one: Expired, uri: str, tiers: Mapping[str, Tier], reachable: set[str]) -> bool:
+    try:
+        await tiers[one.tier].delete(uri)
+    except FileNotFoundError:
+        log.warning("result.not_ours", tier=one.tier, uri=uri)
+    except StoreAwayError as error:
+        # Of those that were under way together the first one tells.
+        if one.tier in reachable:
+            log.warning("result.not_expired", tier=one.tier, uri=uri, error=str(error))
+        reachable.discard(one.tier)
+        return False
+    except OSError as error:
+        log.warning("result.not_expired", tier=one.tier, uri=uri, error=str(error))
+        return False
+    return True
 
 
 async def forget_keys(pool: Pool, *, before: datetime) -> int:

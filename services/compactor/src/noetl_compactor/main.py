@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from noetl_compactor.archive import Resting, Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
-from noetl_compactor.expire import expire, forget_keys
+from noetl_compactor.expire import Backlog, expire, forget_keys
 from noetl_compactor.metrics import show_nothing
-from noetl_core.domain.retention import kept_from_ms
+from noetl_compactor.past import kept_from
 from noetl_core.process.clock import unix_ms
 from noetl_core.process.leader import leadership
 from noetl_core.process.membership import join_runtime
 from noetl_core.process.service import Part, Service, run_service
 from noetl_core.process.stores import open_archives, open_tiers
 from noetl_core.store.archive import COPY_SETTINGS
-from noetl_core.store.postgres import open_pool
+from noetl_core.store.postgres import clock_of, open_pool
 
 
 async def start(service: Service[CompactorConfig]) -> None:
@@ -31,20 +31,26 @@ async def start(service: Service[CompactorConfig]) -> None:
     tiers = await service.open(open_tiers(config))
     told = Told()
     resting = Resting()
+    backlog = Backlog()
 
     async def make_partitions() -> None:
         if leader.is_leader:
-            await compact(pool, told, now_ms=unix_ms(), weeks_ahead=config.partition_weeks_ahead)
+            # By the one clock that all share: a week that is not made in time cannot be made later.
+            now_ms = round(await clock_of(pool) * 1000)
+            await compact(pool, told, now_ms=now_ms, weeks_ahead=config.partition_weeks_ahead)
         else:
             show_nothing()
 
-    async def remove_expired() -> None:
-        if leader.is_leader:
-            await expire(pool, tiers)
+    async def remove_expired() -> bool:
+        if not leader.is_leader:
+            return False
+        await expire(pool, tiers, backlog)
+        return backlog.is_left
 
     async def archive() -> None:
         if leader.is_leader:
-            from_ms = kept_from_ms(now_ms=unix_ms(), retention_days=config.retention_days)
+            days = config.retention_days
+            from_ms = await kept_from(pool, own_ms=unix_ms(), retention_days=days)
             assert archives is not None  # the configuration demands a place
             await archive_past(pool, Rules(archives, member.mint, from_ms, resting=resting))
             await forget_keys(pool, before=datetime.fromtimestamp(from_ms / 1000, UTC))

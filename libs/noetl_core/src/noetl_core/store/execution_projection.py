@@ -177,8 +177,11 @@ moved AS (
     )
     SELECT
         u.shard_id, u.event_id, clock_timestamp(),
-        -- A replay of last month is further behind than an integer of milliseconds can say.
-        least(extract(epoch FROM clock_timestamp() - u.created_at) * 1000, 2147483647)::integer
+        -- A replay of last month is further behind than an integer of milliseconds can say, and
+        -- after the clock of the database was put back an event is of the future.
+        greatest(0, least(
+            extract(epoch FROM clock_timestamp() - u.created_at) * 1000, 2147483647
+        ))::integer
     FROM unnest($24::integer[], $25::bigint[], $26::timestamptz[])
         AS u (shard_id, event_id, created_at)
     JOIN fence ON fence.shard_id = u.shard_id
