@@ -51,6 +51,15 @@ async def test_every_heartbeat_says_how_much_is_in_use(
     assert found["pid"] > 0
 
 
+async def test_a_worker_says_from_its_first_moment_how_much_is_free(
+    database: str, nats_url: str, pool: Pool
+) -> None:
+    async with working(config(database, nats_url, worker_heartbeat_interval=30, worker_slots=7)):
+        found = await said(pool)
+
+    assert (found["slots"], found["running"], found["free"]) == (7, 0, 7)
+
+
 async def test_a_worker_says_from_its_first_moment_how_often_it_will_be_heard_of(
     database: str, nats_url: str, pool: Pool
 ) -> None:

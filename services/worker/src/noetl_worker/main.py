@@ -83,6 +83,8 @@ async def start(service: Service[WorkerConfig]) -> None:
     member.report = partial(
         capacity_report, work, held, slots=config.worker_slots, tools=pools, limits=tool_slots
     )
+    # Lists show it with what it has from the beginning, not from its first beat on.
+    await member.heartbeat()
     heartbeat = await service.open(
         beating(
             config.postgres_dsn,
