@@ -7,12 +7,12 @@ import pytest
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ShardId, WorkerId
-from noetl_core.process.config import ConfigError
+from noetl_core.process.config import ConfigError, load_config
 from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import Pool
 from noetl_core.store.runtime import live_workers
 from noetl_core.wire.subjects import worker_wake
-from noetl_worker.config import check_config
+from noetl_worker.config import WorkerConfig
 from noetl_worker.tool_slots import ToolSlots, read_tool_slots
 from services.worker.desk import config, eventually, issue, listening, playbook, register, working
 
@@ -178,15 +178,15 @@ def test_slots_of_tools_that_make_no_sense_stop_the_worker(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"worker_pool": "cpu,,gpu"}, "NOETL_WORKER_POOL='cpu,,gpu': a pool is a name"),
-        ({"worker_labels": ("a:b=1",)}, "NOETL_WORKER_LABELS: a:b=1 is no label"),
+        ({"NOETL_WORKER_POOL": "cpu,,gpu"}, "NOETL_WORKER_POOL='cpu,,gpu': a pool is a name"),
+        ({"NOETL_WORKER_LABELS": "a:b=1"}, "NOETL_WORKER_LABELS: a:b=1 is no label"),
     ],
 )
 def test_pools_and_labels_that_nothing_could_match_stop_the_worker(
-    fields: dict[str, object], problem: str
+    fields: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        check_config(config("dsn", "url", **fields))
+        load_config(WorkerConfig, fields | {"NOETL_POSTGRES_DSN": "dsn"})
 
 
 async def test_a_worker_that_stops_leaves_what_was_meant_for_it_to_others_at_once(

@@ -9,14 +9,14 @@ import pytest
 
 from noetl_core.bus.connection import open_bus
 from noetl_core.domain.ids import ShardId, worker_id_of
-from noetl_core.process.config import ConfigError
+from noetl_core.process.config import ConfigError, load_config
 from noetl_core.process.secrets import generate_key, load_keyring
 from noetl_core.store import credential
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import BODY_BYTES_MAX, Done
 from noetl_core.wire.subjects import pool_wake
 from noetl_worker import emit, held
-from noetl_worker.config import check_config
+from noetl_worker.config import WorkerConfig
 from noetl_worker.tools.noop import NoopTool
 from noetl_worker.tools.tool import ToolCall, ToolResult
 from services.worker.desk import (
@@ -360,8 +360,10 @@ async def test_a_credential_opens_a_database_and_is_seen_nowhere(
 
 
 def test_a_lease_that_a_heartbeat_cannot_keep_is_refused_at_the_start() -> None:
+    environ = {"NOETL_LEASE_SECONDS": "5", "NOETL_HEARTBEAT_SECONDS": "2"}
+
     with pytest.raises(ConfigError, match="NOETL_LEASE_SECONDS"):
-        check_config(config("dsn", "url", lease_seconds=5.0, heartbeat_seconds=2.0))
+        load_config(WorkerConfig, environ | {"NOETL_POSTGRES_DSN": "dsn"})
 
 
 def test_a_worker_id_is_one_token_of_a_subject() -> None:

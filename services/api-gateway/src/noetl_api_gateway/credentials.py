@@ -64,7 +64,11 @@ async def delete(gateway: Gateway, request: Request) -> Response:
 
 def _keyring(gateway: Gateway) -> Keyring:
     if gateway.keyring is None:
-        raise RequestError(503, "this gateway has no NOETL_ENCRYPTION_KEY to encrypt with")
+        detail = (
+            "credentials cannot be stored here: start the gateways and workers with the same "
+            "NOETL_ENCRYPTION_KEY, 32 bytes in base64 (`openssl rand -base64 32`)"
+        )
+        raise RequestError(403, detail)
     return gateway.keyring
 
 
@@ -85,7 +89,7 @@ _PUT = Endpoint(
     handle=put,
     body=http.CredentialRequest,
     answers={200: http.CredentialItem},
-    problems=(400, 413, 415, 422, 503),
+    problems=(400, 403, 413, 415, 422),
 )
 
 ENDPOINTS = (

@@ -28,5 +28,5 @@ class CompactorConfig(Config, frozen=True, kw_only=True):
         if self.compactor_enabled and not self.archives:
             raise ValueError(
                 "NOETL_COMPACTOR_ENABLED needs a place for archives: "
-                "set NOETL_ARCHIVE_DIR or NOETL_STORE_DIR"
+                "set NOETL_ARCHIVE_DIR or NOETL_STORE_DIR, or NOETL_S3_BUCKET"
             )

@@ -7,9 +7,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_LABEL, POOL_NAME
-from noetl_core.process.config import Config, ConfigError, also
+from noetl_core.process.config import Config, also
 
-_HEARTBEATS_PER_LEASE_MIN = 3
+_BEATS_PER_LEASE_MIN = 3
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -103,6 +103,25 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
         str, Meta(description="Opens credentials: 32 bytes in base64; empty for none.")
     ] = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pool in self.pools:
+            if not POOL_NAME.fullmatch(pool):
+                raise ValueError(
+                    f"NOETL_WORKER_POOL={self.worker_pool!r}: a pool is a name of letters, "
+                    "digits, - and _"
+                )
+        for name, value in own_labels(self).items():
+            if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
+                raise ValueError(
+                    f"NOETL_WORKER_LABELS: {name}={value} is no label such as gpu=true or zone=eu"
+                )
+        if self.heartbeat_seconds * _BEATS_PER_LEASE_MIN > self.lease_seconds:
+            raise ValueError(
+                f"NOETL_LEASE_SECONDS={self.lease_seconds:g}: must be at least "
+                f"{_BEATS_PER_LEASE_MIN} times NOETL_HEARTBEAT_SECONDS={self.heartbeat_seconds:g}"
+            )
+
     @property
     def pools(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.strip() for part in self.worker_pool.split(",")))
@@ -128,23 +147,3 @@ def labels_of(config: WorkerConfig) -> dict[str, str]:
 def own_labels(config: WorkerConfig) -> dict[str, str]:
     pairs = (label.partition("=") for label in config.worker_labels)
     return {name.strip(): value.strip() or "true" for name, _, value in pairs}
-
-
-def check_config(config: WorkerConfig) -> None:
-    """What two fields must be to each other, and what is in a text."""
-    for pool in config.pools:
-        if not POOL_NAME.fullmatch(pool):
-            raise ConfigError(
-                f"NOETL_WORKER_POOL={config.worker_pool!r}: a pool is a name of letters, "
-                "digits, - and _"
-            )
-    for name, value in own_labels(config).items():
-        if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
-            raise ConfigError(
-                f"NOETL_WORKER_LABELS: {name}={value} is no label such as gpu=true or zone=eu"
-            )
-    if config.heartbeat_seconds * _HEARTBEATS_PER_LEASE_MIN > config.lease_seconds:
-        raise ConfigError(
-            f"NOETL_LEASE_SECONDS={config.lease_seconds}: must be at least "
-            f"{_HEARTBEATS_PER_LEASE_MIN} times NOETL_HEARTBEAT_SECONDS={config.heartbeat_seconds}"
-        )

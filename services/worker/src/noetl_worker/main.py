@@ -21,7 +21,7 @@ from noetl_core.store.postgres import Pool, open_pool
 from noetl_worker.capacity import ToolPool, capacity_report
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.chunks import Send
-from noetl_worker.config import WorkerConfig, check_config, labels_of, uri_of
+from noetl_worker.config import WorkerConfig, labels_of, uri_of
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
@@ -54,7 +54,6 @@ POOL_SIZE_MAX = 4
 
 async def start(service: Service[WorkerConfig]) -> None:
     config = service.config
-    check_config(config)
     hide_environment()
     pool = await service.open(_open_pool(config))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))

@@ -107,7 +107,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not needs.get(self.default_store_tier, bool(self.s3_bucket)):
             variable = "NOETL_STORE_DIR" if self.default_store_tier == "pvc" else "NOETL_S3_BUCKET"
             raise ValueError(
-                f"NOETL_DEFAULT_STORE_TIER={self.default_store_tier!r} needs {variable}"
+                f"NOETL_DEFAULT_STORE_TIER={self.default_store_tier!r} needs {variable}: set it, "
+                "or take db as the tier"
             )
         if bool(self.s3_access_key) != bool(self.s3_secret_key):
             raise ValueError("NOETL_S3_ACCESS_KEY and NOETL_S3_SECRET_KEY: set both, or neither")

@@ -34,10 +34,13 @@ log = structlog.get_logger()
 
 
 class NameTakenError(NoetlError):
-    """Another process registered under our name: two of them run with the same NOETL_INSTANCE."""
+    """Another process registered under our name, and it is the newer one: we end."""
 
     def __init__(self, *, kind: str, name: str) -> None:
-        super().__init__(f"another {kind} runs under the name {name!r}")
+        variable = "NOETL_SERVER_NAME" if kind == "api-gateway" else "NOETL_INSTANCE"
+        super().__init__(
+            f"another {kind} runs under the name {name!r}: give each a {variable} of its own"
+        )
         self.kind = kind
         self.name = name
 
