@@ -39,6 +39,25 @@ def test_an_alert_asks_for_metrics_that_are_shown_and_says_what_to_do(rule: dict
     assert rule["annotations"]["description"]
 
 
+def services_with_a_leader() -> list[str]:
+    mains = sorted((ROOT / "services").glob("*/src/*/main.py"))
+    return [main.parents[2].name for main in mains if "leadership(" in main.read_text()]
+
+
+@pytest.mark.parametrize("service", services_with_a_leader())
+def test_somebody_is_woken_when_nobody_leads(service: str) -> None:
+    """No metric of their own says so: who is not there shows nothing."""
+    absent = f'absent(increase(noetl_heartbeats_total{{kind="{service}", outcome="ok"}}[5m]) > 0)'
+
+    assert absent in [rule["expr"] for rule in rules()]
+
+
+def test_it_is_the_four_that_elect_a_leader() -> None:
+    four = ["checkpointer", "compactor", "reaper", "shard-manager"]
+
+    assert services_with_a_leader() == four
+
+
 def test_there_is_an_alert_on_whatever_operations_say_to_alert_on() -> None:
     operations = (ROOT / "docs" / "operations.md").read_text()
     named = {

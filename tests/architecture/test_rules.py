@@ -11,6 +11,7 @@ FUNCTION_LINES_MAX = 70
 _SQL = re.compile(r"\b(SELECT\b.+\bFROM|INSERT INTO|UPDATE|DELETE FROM)\s+noetl\.", re.DOTALL)
 _SUBJECT_ROOT = re.compile(r"^noetl\.[a-z]+\b", re.MULTILINE)
 _SUBJECTS = ROOT / "libs" / "noetl_core" / "src" / "noetl_core" / "wire" / "subjects.py"
+_PORT_OF_SOMEBODY = re.compile(r"(127\.0\.0\.1|localhost)(:|[\"'], )[1-9]")
 _LOGGED_FSTRING = re.compile(r"\blog\.(debug|info|warning|error|exception)\(\s*f[\"']")
 
 
@@ -123,3 +124,13 @@ def test_a_service_has_the_shape_of_a_service() -> None:
         if not (package / name).exists()
     ]
     assert incomplete == []
+
+
+def test_no_helper_of_tests_assumes_on_which_port_anybody_listens() -> None:
+    """It is told, or asks `free_port`."""
+    assuming = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not path.name.startswith("test_") and _PORT_OF_SOMEBODY.search(path.read_text())
+    ]
+    assert assuming == []

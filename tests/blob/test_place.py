@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,23 @@ async def test_a_file_that_is_put_survives_the_directory_it_was_made_in(
     await place.put("deep/er/name", source)
 
     assert await place.read("deep/er/name") == b"x"
+
+
+async def test_two_containers_that_write_the_same_file_do_not_meet_halfway(tmp_path: Path) -> None:
+    """Each of them runs as process 1, and both have just started."""
+    script = (
+        "import os, pathlib; os.getpid = lambda: 1\n"
+        "from noetl_core.blob import durable\n"
+        "print(durable._temporary(pathlib.Path('file')).name)"
+    )
+
+    async def name() -> bytes:
+        made = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+        )
+        return (await made.communicate())[0]
+
+    first, second = await name(), await name()
+
+    assert first.endswith(b".tmp\n")
+    assert first != second

@@ -97,6 +97,21 @@ async def test_a_stream_that_was_made_otherwise_is_corrected(nats_url: str) -> N
     assert info.config.max_age == 3600
 
 
+async def test_what_we_do_not_ask_of_a_stream_stays_as_it_is(nats_url: str) -> None:
+    """Else the first publisher would take back the replicas that somebody has given it."""
+    client = await nats.connect(nats_url)
+    jetstream = client.jetstream()
+    await jetstream.add_stream(
+        name=EVENT_STREAM, subjects=["noetl.events.>"], max_age=5, description="kept"
+    )
+
+    await ensure_streams(client)
+
+    config = (await jetstream.stream_info(EVENT_STREAM)).config
+    await client.close()
+    assert (config.max_age, config.description) == (3600, "kept")
+
+
 async def test_opening_a_bus_does_not_fail_while_nats_is_away() -> None:
     began = time.monotonic()
     async with open_bus(f"nats://127.0.0.1:{free_port()}", name="test") as bus:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import asyncpg
 import httpx
 
 from noetl_core.store.postgres import Connection
+from support.starting import one_at_a_time
 
 NOETL = Path(sys.executable).with_name("noetl")
 
@@ -131,12 +132,17 @@ class Stack:
 def running_stack(data_dir: Path, *options: str, **environment: str) -> Iterator[Stack]:
     command = [str(NOETL), "dev", "--data-dir", str(data_dir), "--port", "0", *options]
     env = {**os.environ, **SHORT_LEASES, **environment}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-    try:
-        yield Stack(data_dir, process, _ready_url(process))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+    with ExitStack() as at_the_end:
+        with one_at_a_time():
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+            at_the_end.callback(_end, process)
+            url = _ready_url(process)
+        yield Stack(data_dir, process, url)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:

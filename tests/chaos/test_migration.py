@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from chaos.stack import NOETL, Stack, running_stack
+from flow.conftest import PATIENT_LEASES
 from noetl_core.store.migration_file import NO_TRANSACTION, migrations_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(400)]
@@ -97,7 +98,7 @@ MIGRATIONS = {
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     options = ("--processes", "--workers", "2", "--no-restart")
-    with running_stack(tmp_path / "stack", *options) as running:
+    with running_stack(tmp_path / "stack", *options, **PATIENT_LEASES) as running:
         yield running
 
 

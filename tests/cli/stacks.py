@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from noetl_cli.main import main
+from support.starting import one_at_a_time
 
 NOETL = (sys.executable, "-m", "noetl_cli")
 READY_SECONDS = 90.0
@@ -111,25 +112,30 @@ def dev_stack(
 ) -> Iterator[DevStack]:
     environ = _environ(popen.pop("environ", {}))
     data_dir.parent.mkdir(parents=True, exist_ok=True)
-    with (data_dir.parent / f"{data_dir.name}.err").open("w+") as errors:
-        process = subprocess.Popen(
-            [*command, "dev", "--data-dir", str(data_dir), *options],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environ,
-            **popen,
-        )
-        try:
+    with contextlib.ExitStack() as at_the_end:
+        errors_file = data_dir.parent / f"{data_dir.name}.err"
+        errors = at_the_end.enter_context(errors_file.open("w+"))
+        with one_at_a_time():
+            process = subprocess.Popen(
+                [*command, "dev", "--data-dir", str(data_dir), *options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environ,
+                **popen,
+            )
+            at_the_end.callback(_end, process)
             assert process.stdout is not None
             line = process.stdout.readline()
-            errors.seek(0)
-            assert line.startswith("ready: http://127.0.0.1:"), errors.read()
-            yield DevStack(process, data_dir)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(STOP_SECONDS)
+        errors.seek(0)
+        assert line.startswith("ready: http://127.0.0.1:"), errors.read()
+        yield DevStack(process, data_dir)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        process.wait(STOP_SECONDS)
 
 
 def eventually(question: Callable[[], T | None], *, seconds: float) -> T:

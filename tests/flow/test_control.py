@@ -60,7 +60,7 @@ kind: Playbook
 metadata: {name: child}
 workflow:
   - step: nap
-    tool: {kind: wait, seconds: 0.3}
+    tool: {kind: wait, seconds: 2}
     next: {arcs: [{step: answer}]}
   - step: answer
     tool: {kind: noop, value: {text: "child of {{ workload.name }}"}}
@@ -252,7 +252,7 @@ async def test_a_paused_execution_begins_nothing_though_its_wait_is_over(
 
     await tell(client, execution_id, "pause", reason="look first")
     paused = await until(client, execution_id, status="PAUSED")
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(2.3)
     still = await until(client, execution_id, status="PAUSED")
     await tell(client, execution_id, "resume")
     await until(client, execution_id, status="COMPLETED")

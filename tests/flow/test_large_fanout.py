@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from chaos.stack import Stack, running_stack
+from flow.conftest import PATIENT_LEASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.measured, pytest.mark.timeout(900)]
 
@@ -86,7 +87,8 @@ async def counts(stack: Stack, execution_id: int) -> dict[str, int]:
 async def test_a_hundred_thousand_items_cost_the_broker_no_more_than_a_thousand(
     tmp_path: Path,
 ) -> None:
-    with running_stack(tmp_path / "data", "--processes", "--workers", "2") as stack:
+    options = ("--processes", "--workers", "2")
+    with running_stack(tmp_path / "data", *options, **PATIENT_LEASES) as stack:
         await stack.register(SPREAD)
         _, small, _ = await spread(stack, 1_000)
         begun = time.monotonic()

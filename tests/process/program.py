@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 
@@ -35,14 +36,14 @@ async def say(line: str) -> None:
     tell(line)
 
 
-async def start_patient(service: Service[Config]) -> None:
-    """A turn that takes a moment: SIGTERM must wait for its end."""
+async def start_patient(service: Service[Config], seconds: float = 0.5) -> None:
+    """A turn that takes a while: SIGTERM must wait for its end."""
     await service.open(resource("pool"))
     await service.open(resource("bus"))
 
     async def turn() -> None:
         tell("turn begins")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(seconds)
         tell("turn ends")
 
     async def release() -> None:
@@ -79,6 +80,8 @@ def main() -> None:
     match sys.argv[1]:
         case "patient":
             run_service("patient", Config, start_patient)
+        case "very patient":
+            run_service("patient", Config, partial(start_patient, seconds=30))
         case "slow":
             run_service("slow", Config, start_slowly)
         case "mortal":

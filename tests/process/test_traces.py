@@ -192,6 +192,27 @@ async def test_visits_that_are_cut_short_end_with_their_execution(pool: Pool, he
     assert span.end_time == (NOW_MS + 40) * 1_000_000
 
 
+async def test_a_visit_that_another_broker_began_is_cut_short_with_its_execution(
+    pool: Pool, heard: Heard
+) -> None:
+    done_before = [
+        at(0, StepEntered(step=StepName("first"), visit=1)),
+        at(5, StepExited(step=StepName("first"), visit=1, result=Envelope(status="ok"))),
+    ]
+    log = [*done_before, at(10, ENTERED)]
+    await append(pool, [Logged(one, shard(EXECUTION), datetime.now(UTC)) for one in log])
+    steps = StepSpans(pool, Spans(heard, service="broker", instance="b"))
+
+    steps.note([row(at(40, ExecutionCancelled()))])
+    await steps.tell()
+    await steps.tell()
+
+    (span,) = heard.spans
+    assert span.name == "step load"
+    assert span.start_time == (NOW_MS + 10) * 1_000_000
+    assert span.end_time == (NOW_MS + 40) * 1_000_000
+
+
 async def test_an_attempt_whose_worker_died_has_a_span(pool: Pool, heard: Heard) -> None:
     command = CommandId("load.1#1")
     claimed = CommandClaimed(step=LOAD, visit=1, command_id=command, worker_id=WorkerId("w"))

@@ -38,6 +38,21 @@ async def test_rows_of_the_asked_shards_come_oldest_first(pool: Pool) -> None:
     assert [row.shard_id for row in rows] == [1, 2, 1]
 
 
+async def test_no_more_is_read_than_fits_but_always_one(pool: Pool) -> None:
+    """500 rows of the largest payload would not fit into a broker."""
+    for size in (30, 80, 10):
+        await inbox.put(pool, ShardId(1), bytes(size))
+
+    async def sizes(bytes_max: int) -> list[int]:
+        rows = await inbox.waiting(pool, [ShardId(1)], limit=10, bytes_max=bytes_max)
+        return [len(row.body) for row in rows]
+
+    assert await sizes(1) == [30]
+    assert await sizes(30) == [30]
+    assert await sizes(31) == [30, 80]
+    assert await sizes(1000) == [30, 80, 10]
+
+
 async def test_a_row_stays_until_it_is_deleted(pool: Pool) -> None:
     await inbox.put(pool, ShardId(0), b"parked")
     await inbox.put(pool, ShardId(0), b"kept")

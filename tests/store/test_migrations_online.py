@@ -102,6 +102,8 @@ async def test_a_long_transaction_delays_the_migration_and_nobody_else(
     assert "idle in transaction" in waits[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.measured
 async def test_several_statements_together_keep_the_others_waiting_no_longer_than_one(
     connect: Connect, conn: Connection, tmp_path: Path
 ) -> None:
@@ -109,14 +111,16 @@ async def test_several_statements_together_keep_the_others_waiting_no_longer_tha
     reader = await connect()
     blocked = ("timer", "inbox", "result_ref")
     tables = ("command", *blocked)
+    held = asyncio.Barrier(len(blocked) + 1)
     sql = "\n".join(f"ALTER TABLE noetl.{table} ADD COLUMN extra text;" for table in tables)
 
     async def hold(table: str, seconds: float) -> None:
         async with held_open(connect, table):
+            await held.wait()
             await asyncio.sleep(seconds)
 
     holds = [asyncio.create_task(hold(table, 0.6 * n)) for n, table in enumerate(blocked, 1)]
-    await asyncio.sleep(0.05)
+    await held.wait()
     patience = Patience(lock_seconds=0.9)
     directory = write(tmp_path, sql)
     migrating = asyncio.create_task(migrate(conn, directory=directory, patience=patience))
@@ -164,7 +168,7 @@ async def test_in_a_deadlock_with_a_service_it_is_the_migration_that_lets_go(
         migrating = asyncio.create_task(
             migrate(conn, directory=write(tmp_path, sql), tell=told.append)
         )
-        await asyncio.sleep(0.1)
+        await until(lambda: has_locked(connect, "inbox", by=conn))
         # Held by the migration, which comes to want what we hold: one of us must let go.
         await service.execute("LOCK TABLE noetl.inbox IN ROW EXCLUSIVE MODE")
 
@@ -181,7 +185,7 @@ async def test_an_index_on_a_partitioned_table_is_made_while_others_write(
         await until(lambda: is_building(connect))
         # It waits for that transaction; whoever comes meanwhile can write and read at once.
         other = await connect()
-        await other.execute("SET lock_timeout = '100ms'")
+        await other.execute("SET lock_timeout = '5s'")
         await insert_event(other, 3010)
         await insert_event(other, 1)
         assert await other.fetchval("SELECT count(*) FROM noetl.event") == 2
@@ -428,6 +432,20 @@ async def insert_event(conn: Connection, execution_id: int) -> None:
         " VALUES ($1, 1, 'k', 0, 'step.enter')",
         execution_id,
     )
+
+
+async def has_locked(connect: Connect, table: str, *, by: Connection) -> bool:
+    conn = await connect()
+    try:
+        found = await conn.fetchval(
+            "SELECT count(*) FROM pg_locks"
+            " WHERE pid = $1 AND relation = $2::text::regclass AND granted",
+            by.get_server_pid(),
+            f"noetl.{table}",
+        )
+        return bool(found)
+    finally:
+        await conn.close()
 
 
 async def is_building(connect: Connect) -> bool:

@@ -19,6 +19,13 @@ WIDEN = "ALTER TABLE noetl.catalog ALTER COLUMN version TYPE bigint"
 NOTE = "INSERT INTO noetl.audit (actor, action) VALUES ('test', 'noted')"
 
 
+_SLEEPS = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'
+)
+"""
+
+
 async def failure_of(pool: Pool, statement: str) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what we ask
         await pool.execute(statement)
@@ -70,7 +77,7 @@ async def test_an_outdated_plan_in_any_other_transaction_is_transient(pool: Pool
 
 async def test_a_function_that_is_replaced_between_plan_and_call_is_transient(pool: Pool) -> None:
     # It learns what others have changed when it opens another table.
-    look = "PERFORM pg_sleep(0.5); EXECUTE 'SELECT FROM noetl.timer'; RETURN 1;"
+    look = "PERFORM pg_sleep(3); EXECUTE 'SELECT FROM noetl.timer'; RETURN 1;"
     for name, body in (("slow", look), ("sample", "RETURN 1;")):
         await pool.execute(
             f"CREATE FUNCTION noetl.{name}() RETURNS integer LANGUAGE plpgsql"
@@ -79,7 +86,9 @@ async def test_a_function_that_is_replaced_between_plan_and_call_is_transient(po
     asked = asyncio.create_task(
         failure_of(pool, "SELECT noetl.sample() FROM (SELECT noetl.slow() OFFSET 0) AS s")
     )
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        while not await pool.fetchval(_SLEEPS):  # noqa: ASYNC110 - Postgres does not call us
+            await asyncio.sleep(0.02)
     await pool.execute("DROP FUNCTION noetl.sample")
 
     error = await asked

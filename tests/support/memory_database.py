@@ -17,7 +17,7 @@ import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from noetl_broker import advance
+from noetl_broker import advance, refuse
 from noetl_broker.states import Playbooks
 from noetl_core.blob import Resolved
 from noetl_core.domain.envelope import Envelope, Reference
@@ -49,7 +49,7 @@ from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.state import ExecutionState
 from noetl_core.store import batch as batches
 from noetl_core.store import event as events
-from noetl_core.store import snapshot
+from noetl_core.store import holder, snapshot
 from noetl_core.store.batch import Batch, EndedRow, ManifestRow, PartRow
 from noetl_core.store.event import event_of, event_row
 from noetl_core.wire.messages import Message, Stored, encode_messages
@@ -555,10 +555,11 @@ def _document(stored: Stored | Resolved) -> Any:
 def in_memory() -> Iterator[None]:
     with (
         patch.object(advance, "log", _Log()),
+        patch.object(refuse, "log", _Log()),
         patch.object(batches, "commit", _commit),
-        patch.object(batches, "holders", _holders),
-        patch.object(batches, "standings", _standings),
-        patch.object(batches, "ended_by_others", _ended_by_others),
+        patch.object(holder, "holders", _holders),
+        patch.object(holder, "standings", _standings),
+        patch.object(holder, "ended_by_others", _ended_by_others),
         patch.object(snapshot, "read", _snapshots),
         patch.object(events, "read_tails", _tails),
         patch.object(Playbooks, "get", _playbook),
@@ -575,10 +576,10 @@ async def _holders(conn: Database, keys: list[Key]) -> dict[Key, WorkerId | None
     return {key: conn.rows[key].worker_id for key in keys if key in conn.rows}
 
 
-async def _standings(conn: Database, keys: list[Key]) -> dict[Key, batches.Standing]:
+async def _standings(conn: Database, keys: list[Key]) -> dict[Key, holder.Standing]:
     rows = {key: conn.rows[key] for key in keys if key in conn.rows}
     return {
-        key: batches.Standing(row.is_lapsed, row.worker_id if row.is_given_back else None)
+        key: holder.Standing(row.is_lapsed, row.worker_id if row.is_given_back else None)
         for key, row in rows.items()
     }
 

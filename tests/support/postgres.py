@@ -29,6 +29,9 @@ _START_SECONDS_MAX = 30.0
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES_MIN = 1 << 30
 _numbers = count(1)
+_PORTS = range(10_000, 15_000)
+"""Below those that stacks choose from, and those that the system gives to outgoing connections."""
+_SLICES = 8
 
 _OPTIONS = {
     "fsync": "off",
@@ -115,13 +118,32 @@ def scratch_directory(prefix: str) -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One on which nothing listens, and that was never given to anybody in this process: a server
+    may come up on it later, or never. Nobody may think of a port by himself."""
+    for port in _ports:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("this process was given every port that it may have")
+
+
+def slice_of_ports(worker: str, pid: int) -> Iterator[int]:
+    """Each port of a worker of xdist once; another run beside this one begins somewhere else."""
+    number = int(worker.removeprefix("gw")) + 1 if worker.startswith("gw") else 0
+    ports = _PORTS[number % _SLICES :: _SLICES]
+    begun = pid * 97 % len(ports)
+    yield from ports[begun:]
+    yield from ports[:begun]
 
 
 def _unprivileged() -> str | None:
     return _USER if os.geteuid() == 0 else None
+
+
+_ports = slice_of_ports(os.environ.get("PYTEST_XDIST_WORKER", ""), os.getpid())
 
 
 @pytest.fixture(scope="session")

@@ -134,3 +134,16 @@ async def test_a_file_that_was_changed_in_the_bucket_is_not_shown(
 
     assert answer.status_code == 503
     assert "is not what was archived" in answer.json()["detail"]
+
+
+async def test_one_that_failed_and_is_archived_is_said_to_run_again_and_not_to_go_on(
+    client: httpx.AsyncClient, pool: Pool
+) -> None:
+    await pool.execute("UPDATE noetl.execution SET status = 'FAILED'")
+
+    said = " ".join((await client.get("/api/executions/5/explain")).json()["sentences"])
+
+    await pool.execute("UPDATE noetl.execution SET status = 'COMPLETED'")
+    assert "in an archive" in said
+    assert "`noetl rerun 5`" in said
+    assert "noetl retry" not in said

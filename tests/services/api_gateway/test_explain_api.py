@@ -95,6 +95,18 @@ class TestWaitingOn:
         )
         assert "start a worker with NOETL_WORKER_POOL=java" in await sentences(client)
 
+    @pytest.mark.parametrize(("interval", "is_there"), [(60, True), (10, False)])
+    async def test_a_worker_of_another_system_may_be_silent_for_three_of_its_heartbeats(
+        self, client: Client, pool: Pool, interval: float, is_there: bool
+    ) -> None:
+        await an_execution(pool, 1)
+        await a_command(pool, pool="java")
+        body = {"name": "w", "runtime": "java", "heartbeat_interval_seconds": interval}
+        await client.post("/api/worker/pool/register", json=body)
+        await pool.execute("UPDATE noetl.runtime SET heartbeat = now() - interval '100 seconds'")
+
+        assert ("workers of another system" in await waiting_on(client)) == is_there
+
     async def test_it_says_which_tool_no_worker_has(self, client: Client, pool: Pool) -> None:
         await an_execution(pool, 1)
         await a_command(pool, requires=["tool:acme.mailer", "zone=eu"])

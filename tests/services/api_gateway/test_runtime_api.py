@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import pytest
 
 from noetl_api_gateway.app import build_app
 from noetl_api_gateway.endpoint import Gateway
@@ -162,6 +163,50 @@ class TestHeartbeat:
         (worker,) = (await get(client, "/api/workers"))["items"]
         assert (worker["free"], worker["running"], worker["tools"]) == (3, 5, {"postgres": 2})
 
+    @pytest.mark.parametrize(
+        ("first", "then", "shown"),
+        [
+            ({"running": 3, "free": 5}, {"running": 6}, (8, 6, 2)),
+            ({"running": 3, "free": 5}, {"free": 7}, (8, 1, 7)),
+            ({"running": 3, "free": 5}, {"capacity": 16}, (16, 3, 13)),
+            ({"running": 3, "free": 5}, {}, (8, 3, 5)),
+            ({"running": 3, "free": 5}, {"running": 10, "free": 6}, (16, 10, 6)),
+            ({"running": 3, "free": 0}, {}, (8, 3, 0)),
+        ],
+    )
+    async def test_what_it_leaves_out_follows_from_what_it_says_and_not_from_the_one_before(
+        self,
+        client: Client,
+        first: dict[str, int],
+        then: dict[str, int],
+        shown: tuple[int, int, int],
+    ) -> None:
+        await post(client, "/api/worker/pool/register", POOL)
+        for said in (first, then):
+            await post(client, "/api/worker/pool/heartbeat", {"name": "worker-cpu", **said})
+
+        (worker,) = (await get(client, "/api/workers"))["items"]
+
+        assert (worker["slots"], worker["running"], worker["free"]) == shown
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ({"running": 3, "free": 5}, (8, 3, 5)),
+            ({"running": 3}, (None, 3, None)),
+            ({}, (None, None, None)),
+        ],
+    )
+    async def test_of_a_worker_without_a_capacity_it_is_the_capacity(
+        self, client: Client, said: dict[str, int], shown: tuple[int | None, ...]
+    ) -> None:
+        await post(client, "/api/worker/pool/register", {**POOL, "capacity": None})
+        await post(client, "/api/worker/pool/heartbeat", {"name": "worker-cpu", **said})
+
+        (worker,) = (await get(client, "/api/workers"))["items"]
+
+        assert (worker["slots"], worker["running"], worker["free"]) == shown
+
     async def test_of_nobody_is_refused(self, client: Client) -> None:
         assert (await post(client, "/api/worker/pool/heartbeat", {"running": 1}))[0] == 422
 
@@ -241,6 +286,68 @@ class TestLists:
         ]
         assert (pools[0]["capacity"], pools[0]["running"], pools[0]["free"]) == (8, 4, 4)
         assert pools[0]["members"] == ["worker-1", "worker-2", "worker-3"]
+
+    async def test_a_pool_shows_what_its_workers_have_in_common_and_the_tools_of_them_all(
+        self, client: Client
+    ) -> None:
+        for name, labels, tools in (
+            ("a", {"zone": "eu", "gpu": "x"}, {"python": {"slots": 4, "free": 1}, "postgres": 2}),
+            ("b", {"zone": "eu", "gpu": "y"}, {"python": {"slots": 2, "free": 2}, "odd": "many"}),
+        ):
+            uri = f"local://{name}"
+            said = {"name": name, "labels": {**labels, "pool_name": "ours"}, "tools": tools}
+            await post(client, "/api/worker/pool/register", {**POOL, **said, "uri": uri})
+
+        (pool,) = (await get(client, "/api/worker/pools"))["items"]
+
+        assert pool["labels"] == {"zone": "eu"}
+        assert pool["uri"] == "local://b"
+        assert pool["tools"] == {
+            "odd": {"slots": None, "free": None},
+            "postgres": {"slots": None, "free": 2},
+            "python": {"slots": 6, "free": 3},
+        }
+
+    async def test_a_pool_whose_last_worker_is_about_to_end_is_draining(
+        self, client: Client
+    ) -> None:
+        said = {**POOL, "status": "draining", "running": 2, "free": 6}
+        await post(client, "/api/worker/pool/register", said)
+
+        (pool,) = (await get(client, "/api/worker/pools"))["items"]
+
+        assert (pool["status"], pool["workers"], pool["draining"]) == ("draining", 0, 1)
+        assert (pool["capacity"], pool["running"], pool["free"]) == (0, 2, 0)
+
+    async def test_the_offline_stand_last_and_hide_nobody_who_lives(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("noetl_api_gateway.runtime.WORKERS_MAX", 2)
+        for name, status in (("a", "offline"), ("b", "offline"), ("c", "ready"), ("d", "ready")):
+            said = {**POOL, "name": name, "status": status}
+            await post(client, "/api/worker/pool/register", said)
+
+        workers = (await get(client, "/api/workers"))["items"]
+        pools = (await get(client, "/api/worker/pools"))["items"]
+        runtimes = (await get(client, "/api/runtimes"))["items"]
+
+        assert [worker["name"] for worker in workers] == ["c", "d"]
+        assert [(pool["name"], pool["capacity"]) for pool in pools] == [("c", 8), ("d", 8)]
+        assert [runtime["name"] for runtime in runtimes] == ["c", "d", "a", "b"]
+
+    async def test_what_only_the_broker_reads_is_not_shown(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await a_worker(pool, "worker-1")
+        await pool.execute(
+            'UPDATE noetl.runtime SET labels = labels || \'{"tool_slots": "python=2"}\''
+        )
+
+        (worker,) = (await get(client, "/api/workers"))["items"]
+        (runtime_shown,) = (await get(client, "/api/runtimes"))["items"]
+
+        assert worker["labels"] == {"zone": "eu"}
+        assert runtime_shown["labels"] == {"pool": "gpu,cpu", "zone": "eu"}
 
     async def test_who_was_replaced_by_its_successor_is_not_shown(
         self, client: Client, pool: Pool
@@ -326,6 +433,14 @@ class TestMetrics:
         recent = await get(client, "/api/metrics/query?since=2026-01-02T00:00:00Z")
         assert [item["name"] for item in recent["items"]] == ["queue"]
         assert (await get(client, "/api/metrics/query?component=other"))["items"] == []
+
+    async def test_nobody_reports_in_the_name_of_another(self, client: Client) -> None:
+        sample = {"name": "m", "value": 1, "labels": {"component": "b", "kind": "broker", "x": "y"}}
+
+        await post(client, "/api/metrics/report", {"component": "a", "metrics": [sample]})
+
+        (item,) = (await get(client, "/api/metrics/query?name=m"))["items"]
+        assert item["labels"] == {"component": "a", "kind": "worker_pool", "x": "y"}
 
     async def test_pages_follow_each_other(self, client: Client) -> None:
         metrics = [{"name": "m", "value": number} for number in range(5)]

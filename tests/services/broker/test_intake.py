@@ -46,6 +46,23 @@ async def test_one_body_that_is_larger_than_a_portion_is_taken_alone(pool: Pool,
     assert [len(letter.body) for letter in letters] == [BYTES_FIRST * 2]
 
 
+async def test_of_the_inbox_no_more_is_taken_than_a_portion_and_the_rest_at_once(
+    pool: Pool, bus: Bus
+) -> None:
+    waiting = intake(pool, bus)
+    waiting._inbox_poll_seconds = lambda: 3600.0
+    for _ in range(3):
+        await inbox.put(pool, SHARD, bytes(BYTES_FIRST))
+
+    taken = []
+    for _ in range(3):
+        letters, _ = await waiting.next_batch()
+        await inbox.delete(pool, [one.inbox_id for one in letters if one.inbox_id is not None])
+        taken.append(len(letters))
+
+    assert taken == [1, 1, 1]
+
+
 async def test_a_barrier_goes_past_a_backlog_and_once(pool: Pool, bus: Bus) -> None:
     waiting = intake(pool, bus, BYTES_FIRST, BYTES_FIRST)
     older, newer = (Barrier(shard_id=SHARD, epoch=EpochId(number)) for number in (1, 2))

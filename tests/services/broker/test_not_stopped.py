@@ -7,7 +7,8 @@ import pytest
 
 from noetl_broker.advance import Broker
 from noetl_broker.turn import Letter
-from noetl_core.blob.result_store import ResultStore
+from noetl_core.blob import result_store
+from noetl_core.blob.result_store import DB_BYTES_MAX, ResultStore
 from noetl_core.domain.ids import CommandId, EpochId, ExecutionId, WorkerId
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import (
@@ -142,9 +143,32 @@ async def test_a_message_that_no_row_could_hold_is_set_aside(desk: Desk, message
     assert await letters_kept(desk, None) == 1
 
 
-async def test_a_volume_that_cannot_be_written_fails_whoever_needs_it_alone(
-    desk: Desk, tmp_path: Path
+ABYSS = b"\x81\xa1a" * 5000 + b"\x01"
+CANCELLED_BY = b"\x91\x83\xa4type\xa6cancel\xacexecution_id\x01\xa6reason"
+DONE_OF = b"\x91\x83\xa4type\xa4done\xacexecution_id\x01\xa7context"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [CANCELLED_BY + b"\xa1\xff", DONE_OF + ABYSS, b"\xc1", b"", b"\x91\xa2\xff\xfe"],
+    ids=["no text", "too deep", "no msgpack", "nothing", "no message"],
+)
+async def test_a_letter_that_cannot_be_read_is_set_aside(desk: Desk, body: bytes) -> None:
+    good = await desk.start(CHAIN)
+    (leased,) = await desk.lease()
+    report = letter_of(done(good, leased.command_id, {"go": False}))
+
+    await desk.broker.advance([Letter(report.shard_id, body), report])
+
+    assert "execution.completed" in await desk.types(good)
+    assert await letters_kept(desk, None) == 1
+
+
+@pytest.mark.parametrize("db_bytes_max", [DB_BYTES_MAX, 100_000], ids=["small", "large"])
+async def test_a_volume_that_cannot_be_written_fails_whoever_has_no_other_place_alone(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_bytes_max: int
 ) -> None:
+    monkeypatch.setattr(result_store, "DB_BYTES_MAX", db_bytes_max)
     (tmp_path / "file").write_text("")
     store = ResultStore(store_dir=str(tmp_path / "file" / "below"))
     desk.broker = Broker(desk.pool, store, desk.states, held=lambda: desk.claims, mint=desk.mint)
@@ -158,8 +182,29 @@ async def test_a_volume_that_cannot_be_written_fails_whoever_needs_it_alone(
     await desk.broker.advance([letter_of(start), report])
 
     assert "execution.completed" in await desk.types(good)
+    is_kept = db_bytes_max == DB_BYTES_MAX
+    assert ((await desk.types(bad))[-1] == "execution.failed") is not is_kept
+    assert await letters_kept(desk, bad) == (0 if is_kept else 1)
+
+
+async def test_what_the_database_refuses_is_found_one_by_one_and_the_others_are_shown_in_traces(
+    desk: Desk,
+) -> None:
+    await desk.pool.execute("ALTER TABLE noetl.event ADD CHECK (node_name <> 'refused')")
+    good, bad = (ExecutionId(desk.mint()) for _ in range(2))
+    letters = []
+    for one, content in ((good, CHAIN), (bad, CHAIN.replace("first", "refused"))):
+        catalog_id = await desk.register(content)
+        start = Start(execution_id=one, catalog_id=catalog_id, path="p", version=1)
+        letters.append(letter_of(start))
+
+    turn = await desk.broker.advance(letters)
+
+    assert (await desk.types(good))[-1] == "command.issued"
     assert (await desk.types(bad))[-1] == "execution.failed"
     assert await letters_kept(desk, bad) == 1
+    shown = {row.event_id for row in [*turn.absorbed, *turn.batch.events]}
+    assert shown == {r[0] for r in await desk.pool.fetch("SELECT event_id FROM noetl.event")}
 
 
 async def test_nothing_is_left_to_mark_of_executions_that_have_ended(desk: Desk) -> None:

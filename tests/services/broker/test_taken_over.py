@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from noetl_broker import left
+from noetl_broker import advance, left
 from noetl_broker.config import BrokerConfig
 from noetl_broker.left import look_back
 from noetl_broker.main import start
@@ -114,6 +114,43 @@ async def test_a_shard_that_was_lost_and_came_back_still_knows_what_has_no_epoch
     await close(former)
 
     assert (await former.types(execution_id))[-1] == CLOSE
+
+
+async def test_one_whose_playbook_is_not_understood_any_more_is_not_marked_and_the_others_are(
+    former: Desk, broker_pool: Pool
+) -> None:
+    bad, good = await former.start(CHAIN), await former.start(CHAIN)
+    await former.pool.execute(
+        "UPDATE noetl.catalog AS c SET content = 'kind: Scroll' FROM noetl.event AS e"
+        " WHERE e.catalog_id = c.catalog_id AND e.execution_id = $1",
+        bad,
+    )
+
+    desk = await successor(former, broker_pool)
+    await close(desk)
+
+    assert (await desk.types(bad))[-1] == "command.issued"
+    assert (await desk.types(good))[-1] == CLOSE
+    assert not any(desk.broker._unmarked.values()), "it is not tried once a second"
+
+
+async def test_after_long_without_a_barrier_each_marks_what_it_can_until_all_are_marked(
+    former: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advance, "MARKED_MAX", 2)
+    moved: dict[ShardId, list[ExecutionId]] = {}
+    while max(map(len, moved.values()), default=0) < 5:
+        one = await former.start(CHAIN)
+        moved.setdefault(shard_of(one, shard_count=16), []).append(one)
+    marked: list[int] = []
+
+    for _ in range(3):
+        await close(former)
+        most = max(moved.values(), key=len)
+        marked.append(sum([(await former.types(one))[-1] == CLOSE for one in most]))
+
+    assert marked == [2, 4, 5]
+    assert not any(former.broker._unmarked.values())
 
 
 async def test_a_shard_that_was_lost_before_its_first_turn_marks_nothing(

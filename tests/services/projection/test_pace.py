@@ -8,7 +8,7 @@ import pytest
 
 from noetl_projection.pace import HURRY_SECONDS, Pace
 
-WINDOW_SECONDS = 0.1
+WINDOW_SECONDS = 0.8
 SOON = pytest.approx(0, abs=WINDOW_SECONDS / 2)
 
 

@@ -21,6 +21,7 @@ from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import Claimed, Done, Failed, Message, Parked, decode_messages
 from noetl_worker.config import WorkerConfig
 from noetl_worker.main import start
+from noetl_worker.metrics import TALLY
 
 WAIT_SECONDS = 10.0
 SHARD = 3
@@ -213,6 +214,11 @@ async def eventually(holds: Callable[[], object], *, seconds: float = WAIT_SECON
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what it waits for is in another process
             await asyncio.sleep(0.005)
+
+
+async def all_confirmed() -> None:
+    """The worker has seen that the rows are gone: what it still says is on its way already."""
+    await eventually(lambda: TALLY.held is not None and TALLY.held.unconfirmed == 0)
 
 
 async def until(pool: Pool, question: str) -> None:

@@ -1,6 +1,8 @@
 """What a worker says of itself in noetl.runtime: once at the start, and with every heartbeat."""
 
 import asyncio
+import socket
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,6 +10,7 @@ import pytest
 
 from noetl_core.process.membership import NameTakenError
 from noetl_core.store.postgres import Pool
+from noetl_worker.config import uri_of
 from services.worker.desk import config, working
 
 
@@ -18,12 +21,12 @@ async def said(pool: Pool, name: str = "worker-a") -> dict[str, Any]:
         while found is None:
             await asyncio.sleep(0.05)
             found = await pool.fetchrow(
-                "SELECT capacity, labels, runtime FROM noetl.runtime"
+                "SELECT capacity, labels, uri, runtime FROM noetl.runtime"
                 " WHERE kind = 'worker' AND name = $1 AND runtime ? 'free'",
                 name,
             )
     labels, runtime = msgspec.json.decode(found["labels"]), msgspec.json.decode(found["runtime"])
-    return {"capacity": found["capacity"], "labels": labels, **runtime}
+    return {"capacity": found["capacity"], "labels": labels, "uri": found["uri"], **runtime}
 
 
 async def test_every_heartbeat_says_how_much_is_in_use(
@@ -43,6 +46,7 @@ async def test_every_heartbeat_says_how_much_is_in_use(
 
     assert (found["capacity"], found["slots"], found["running"], found["free"]) == (7, 7, 0, 7)
     assert found["tools"]["python"] == {"slots": 3, "free": 3}
+    assert found["tools"]["postgres"] == {"slots": 4, "free": 4}
     assert found["tools"]["http"] == {"slots": 5, "free": 5}
     assert found["pid"] > 0
 
@@ -91,3 +95,16 @@ async def test_a_worker_registers_its_pool_and_its_labels(
     assert found["capacity"] == found["slots"] == 2
     labels = {"pool": "gpu", "pool_name": "big ones", "fast": "true", "zone": "eu"}
     assert found["labels"] == labels
+    assert (found["uri"], found["type"]) == (uri_of(configuration), "gpu")
+
+
+def test_in_a_pod_the_uri_names_the_namespace_and_the_pod(tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("flows\n")
+    here = config("postgresql://nobody", "nats://nobody")
+
+    assert uri_of(here, namespace_file=tmp_path / "namespace") == (
+        f"k8s://flows/{socket.gethostname()}"
+    )
+    assert uri_of(here, namespace_file=tmp_path / "none") == f"local://{socket.gethostname()}"
+    given = msgspec.structs.replace(here, worker_uri="vm://rack-7/a")
+    assert uri_of(given, namespace_file=tmp_path / "namespace") == "vm://rack-7/a"

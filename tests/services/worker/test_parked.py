@@ -25,6 +25,7 @@ from noetl_worker.tools.wait import WaitTool
 from services.worker import calls
 from services.worker.bench import Bench
 from services.worker.desk import (
+    all_confirmed,
     config,
     eventually,
     issue,
@@ -277,6 +278,7 @@ async def test_a_parked_command_is_said_again_until_its_row_is_gone(
         key = await issue(pool, catalog_id, "a")
         await eventually(lambda: len(ear.parked) >= 2)
         await remove(pool, key)
+        await all_confirmed()
         await asyncio.sleep(0.6)
         said = len(ear.parked)
         await asyncio.sleep(0.6)

@@ -26,6 +26,8 @@ STEPS = playbook(
     code: |
       import time
       time.sleep(0.4)
+- step: slower
+  tool: {kind: python, code: "import time; time.sleep(1.5)"}
 """
 )
 
@@ -191,11 +193,11 @@ async def test_a_worker_that_stops_leaves_what_was_meant_for_it_to_others_at_onc
     database: str, pool: Pool, nats_url: str
 ) -> None:
     catalog_id = await register(pool, STEPS)
-    busy = config(database, nats_url, instance="a", worker_slots=1, drain_seconds=2.0)
+    busy = config(database, nats_url, instance="a", worker_slots=1, drain_seconds=10.0)
     other = config(database, nats_url, instance="b")
     async with listening(nats_url, pool) as ear, working(other):
         async with working(busy):
-            slow = await issue(pool, catalog_id, "slow", target_worker="a", target_seconds=60)
+            slow = await issue(pool, catalog_id, "slower", target_worker="a", target_seconds=60)
             await eventually(lambda: ear.claims)
             meant = await issue(pool, catalog_id, "a", target_worker="a", target_seconds=60)
         left_at = time.monotonic()

@@ -11,6 +11,7 @@ import pytest
 
 from noetl_worker.tools.postgres import PostgresTool, dsn_of
 from services.worker import calls
+from services.worker.desk import eventually
 
 
 @pytest.fixture
@@ -37,6 +38,25 @@ async def test_a_query_gives_rows_columns_and_counts(
         "columns": ["n", "twice"],
         "statement_count": 1,
     }
+
+
+async def test_it_says_how_many_connections_it_may_have_and_how_many_are_in_use(
+    tool: PostgresTool, empty_database: str
+) -> None:
+    assert (tool.size, tool.busy) == (4, 0)
+
+    sleeping = asyncio.create_task(
+        calls.data(
+            tool,
+            config={"auth": empty_database, "command": "SELECT pg_sleep(0.3)", "pool": 7},
+        )
+    )
+    await eventually(lambda: tool.busy)
+    during = (tool.size, tool.busy)
+    await sleeping
+
+    assert during == (7, 1)
+    assert (tool.size, tool.busy) == (7, 0)
 
 
 async def test_several_statements_give_the_result_of_the_last(

@@ -15,12 +15,13 @@ from noetl_core.store import credential
 from noetl_core.store.postgres import Pool
 from noetl_core.wire.messages import BODY_BYTES_MAX, Done
 from noetl_core.wire.subjects import pool_wake
-from noetl_worker import held
+from noetl_worker import emit, held
 from noetl_worker.config import check_config
 from noetl_worker.tools.noop import NoopTool
 from noetl_worker.tools.tool import ToolCall, ToolResult
 from services.worker.desk import (
     Ear,
+    all_confirmed,
     config,
     eventually,
     issue,
@@ -56,8 +57,10 @@ async def test_a_command_is_claimed_done_and_gone(database: str, pool: Pool, nat
 
 
 async def test_a_quick_command_reports_claim_and_end_in_one_message(
-    database: str, pool: Pool, nats_url: str
+    database: str, pool: Pool, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # How quick is quick is not the question here.
+    monkeypatch.setattr(emit, "CLAIM_WAIT_SECONDS", 5.0)
     catalog_id = await register(pool, NOOP)
     for n in range(10):
         await issue(pool, catalog_id, "a", index=n, element=n)
@@ -163,16 +166,17 @@ async def test_a_delayed_command_starts_when_it_is_due_and_not_before(
     database: str, pool: Pool, nats_url: str
 ) -> None:
     catalog_id = await register(pool, NOOP)
+    issued = time.monotonic()
     key = await issue(pool, catalog_id, "a", delay=0.6)
 
     async with (
         listening(nats_url, pool) as ear,
-        working(config(database, nats_url, poll_seconds=1.0)),
+        working(config(database, nats_url, poll_seconds=30.0)),
     ):
-        started = time.monotonic()
         await ear.end_of(key)
+        elapsed = time.monotonic() - issued
 
-    assert 0.3 < time.monotonic() - started < 0.95
+    assert 0.6 <= elapsed < 10
 
 
 async def test_without_nats_results_take_the_inbox_and_nothing_is_lost(
@@ -205,6 +209,7 @@ async def test_a_result_that_is_not_recorded_is_published_again(
         await eventually(lambda: len(ear.ends) >= 2)
         first, second, *_ = ear.ends
         await remove(pool, key)
+        await all_confirmed()
         await asyncio.sleep(0.5)
         heard = len(ear.ends)
         await asyncio.sleep(1.0)

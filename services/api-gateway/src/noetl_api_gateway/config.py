@@ -1,10 +1,13 @@
 """What the gateway can be told through the environment."""
 
+import socket
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from noetl_core.process.config import Config
+
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")  # noqa: S104 - nothing listens there because of this
 
 
 class GatewayConfig(Config, frozen=True, kw_only=True):
@@ -26,6 +29,14 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
         Meta(
             description="What this gateway is registered as; by default server-, its host and its "
             "port, which a restart does not change."
+        ),
+    ] = ""
+    server_url: Annotated[
+        str,
+        Meta(
+            pattern=r"^(https?://[^@\s]+)?\Z",
+            description="Where others reach this gateway, as its registration says; by default its "
+            "address, or its host's name where it listens on all of them, and its port.",
         ),
     ] = ""
     auto_recreate_runtime: Annotated[
@@ -51,3 +62,13 @@ class GatewayConfig(Config, frozen=True, kw_only=True):
     query_rows_max: Annotated[
         int, Meta(gt=0, le=100_000, description="Rows of the answer to a question in SQL.")
     ] = 1000
+
+
+def url_of(config: GatewayConfig, *, port: int) -> str:
+    """Where others reach it. Nobody can go to the address that stands for all of a host's."""
+    if config.server_url:
+        return config.server_url
+    host = config.gateway_host
+    if host in _ALL_ADDRESSES:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -33,7 +33,7 @@ async def tell(gateway: Gateway, request: Request) -> Response:
     situation = (await waiting.situations(gateway.pool, [execution_id]))[execution_id]
     view = as_it_stands(view, situation)
     commands = await waiting.open_commands(gateway.pool, execution_id, limit=COMMANDS_MAX)
-    facts = await _facts(gateway.pool, execution_id, view, situation, commands)
+    facts = await _facts(gateway, execution_id, view, situation, commands)
     body = http.Explanation(
         execution_id=view.execution_id,
         status=view.status,
@@ -46,12 +46,13 @@ async def tell(gateway: Gateway, request: Request) -> Response:
 
 
 async def _facts(
-    pool: Pool,
+    gateway: Gateway,
     execution_id: ExecutionId,
     view: http.ExecutionView,
     situation: Situation,
     commands: Sequence[OpenCommandRow],
 ) -> Facts:
+    pool = gateway.pool
     around = await waiting.surroundings(pool, execution_id)
     steps = _steps(view.progress)
     return Facts(
@@ -81,6 +82,8 @@ async def _facts(
         error=_error(view.error),
         last_error=await _last_error(pool, execution_id, view),
         is_flagged=situation.flag is not None,
+        is_archived=view.status in TERMINAL
+        and await gateway.results.history.is_archived(pool, execution_id),
         dead_letters=tuple(around.dead_letters),
     )
 

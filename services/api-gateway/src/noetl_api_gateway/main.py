@@ -13,7 +13,7 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.typing import ASGIFramework
 
 from noetl_api_gateway.app import build_app
-from noetl_api_gateway.config import GatewayConfig
+from noetl_api_gateway.config import GatewayConfig, url_of
 from noetl_api_gateway.endpoint import Gateway
 from noetl_api_gateway.ends import EndWatch
 from noetl_api_gateway.questions import QueryLimits, Questions
@@ -38,10 +38,12 @@ async def start(service: Service[GatewayConfig]) -> None:
         open_pool(config.postgres_dsn, role="noetl_api_gateway", size_max=config.gateway_pool_size)
     )
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
-    uri = f"http://{host}:{port}"
+    uri = url_of(config, port=port)
     # Two gateways of one host cannot have one port, and a restart keeps it.
     name = config.server_name or f"server-{socket.gethostname()}-{port}"
-    member = await service.open(join_runtime(service, pool, kind="api-gateway", name=name, uri=uri))
+    member = await service.open(
+        join_runtime(service, pool, kind="api-gateway", name=name, uri=uri, runtime_type="server")
+    )
     gateway = Gateway(
         pool=pool,
         bus=bus,

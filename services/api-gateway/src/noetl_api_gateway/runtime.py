@@ -7,12 +7,12 @@ says which have fallen silent.
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
 from noetl_api_gateway.answers import answer, as_is
+from noetl_api_gateway.capacity import labels_shown, pools_of, worker_view
 from noetl_api_gateway.endpoint import Endpoint, Gateway
 from noetl_api_gateway.requests import RequestError, plain_json_body, query
 from noetl_core.domain.errors import ConflictError, NotFoundError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POOL = "worker_pool"
 WORKER_KINDS = component.kinds_meant(POOL)
-WORKERS_MAX = 1000
+WORKERS_MAX = 10_000
 
 log = structlog.get_logger()
 
@@ -76,19 +76,17 @@ async def list_runtimes(gateway: Gateway, request: Request) -> Response:
 
 
 async def list_workers(gateway: Gateway, _request: Request) -> Response:
-    rows = await component.registered(gateway.pool, kinds=WORKER_KINDS, limit=WORKERS_MAX)
-    return answer(200, http.WorkerPage(items=[_worker(row) for row in rows]))
+    return answer(200, http.WorkerPage(items=await _workers(gateway)))
 
 
 async def list_pools(gateway: Gateway, _request: Request) -> Response:
+    return answer(200, http.PoolPage(items=pools_of(await _workers(gateway))))
+
+
+async def _workers(gateway: Gateway) -> list[http.WorkerView]:
+    """The living first: they are what there are numbers of."""
     rows = await component.registered(gateway.pool, kinds=WORKER_KINDS, limit=WORKERS_MAX)
-    by_pool: dict[tuple[str, str], list[http.WorkerView]] = {}
-    for worker in map(_worker, rows):
-        for pool in worker.pools:
-            name = worker.pool_name or worker.name
-            by_pool.setdefault((pool, name), []).append(worker)
-    pools = [_pool(runtime, name, workers) for (runtime, name), workers in sorted(by_pool.items())]
-    return answer(200, http.PoolPage(items=pools))
+    return [worker_view(row) for row in rows]
 
 
 async def _register(
@@ -172,7 +170,7 @@ def _runtime(row: "Record") -> http.RuntimeView:
         name=row["name"],
         status=row["status"],
         uri=row["uri"],
-        labels=as_is(row["labels"]),
+        labels=labels_shown(row["labels"]),
         capabilities=as_is(row["capabilities"]),
         capacity=row["capacity"],
         runtime=as_is(row["runtime"]),
@@ -180,69 +178,6 @@ def _runtime(row: "Record") -> http.RuntimeView:
         heartbeat_age_seconds=row["heartbeat_age_seconds"],
         registered_at=row["created_at"],
     )
-
-
-def _worker(row: "Record") -> http.WorkerView:
-    said: dict[str, Any] = _json(row["runtime"]) or {}
-    labels = _labels(_json(row["labels"]))
-    slots = row["capacity"]
-    running = said.get("running")
-    free = said.get("free")
-    if free is None and slots is not None and running is not None:
-        free = max(0, slots - running)
-    return http.WorkerView(
-        name=row["name"],
-        kind=row["kind"],
-        status=row["status"],
-        pools=_pools(labels, said),
-        pool_name=_text(labels.pop("pool_name", None)),
-        labels={name: value for name, value in labels.items() if name != "pool"},
-        slots=slots,
-        running=running,
-        free=free,
-        tools=said.get("tools") or {},
-        capabilities=_json(row["capabilities"]) or [],
-        hostname=said.get("hostname"),
-        pid=said.get("pid"),
-        heartbeat_age_seconds=row["heartbeat_age_seconds"],
-    )
-
-
-def _text(said: Any) -> str | None:
-    """Whoever registers over HTTP may have called it 5."""
-    return None if said is None else str(said)
-
-
-def _pools(labels: dict[str, Any], said: dict[str, Any]) -> list[str]:
-    """Of a worker of ours in its label, of another system's in what it said."""
-    if "pool" in labels:
-        return str(labels["pool"]).split(",")
-    return [str(said["type"])] if said.get("type") else []
-
-
-def _labels(labels: Any) -> dict[str, Any]:
-    if isinstance(labels, list):
-        return dict.fromkeys(map(str, labels), "true")
-    return labels if isinstance(labels, dict) else {}
-
-
-def _pool(runtime: str, name: str, workers: list[http.WorkerView]) -> http.PoolView:
-    ready = [worker for worker in workers if worker.status == "ready"]
-    return http.PoolView(
-        name=name,
-        runtime=runtime,
-        status="ready" if ready else "offline",
-        workers=len(ready),
-        capacity=sum(worker.slots or 0 for worker in ready),
-        running=sum(worker.running or 0 for worker in ready),
-        free=sum(worker.free or 0 for worker in ready),
-        members=[worker.name for worker in workers],
-        heartbeat_age_seconds=min(worker.heartbeat_age_seconds for worker in workers),
-    )
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
 
 
 _WRONG_BODY = (400, 413, 415, 422)

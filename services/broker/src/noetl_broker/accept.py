@@ -10,7 +10,7 @@ from typing import Any, assert_never
 import msgspec
 
 from noetl_broker import waits
-from noetl_broker.place import loop_id_of, parent_of, place_of, reference_of
+from noetl_broker.attempt import loop_id_of, parent_of, place_of, reference_of
 from noetl_core.domain.ctx import as_recorded, compose
 from noetl_core.domain.envelope import CONTEXT_BYTES_MAX, Envelope
 from noetl_core.domain.errors import ToolError

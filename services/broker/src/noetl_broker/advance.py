@@ -17,7 +17,6 @@ ends the process: no execution is to blame for it, so none is ended.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeGuard
 
 import asyncpg
 import msgspec
@@ -35,8 +34,14 @@ from noetl_broker.family import on_end, start_child
 from noetl_broker.left import Left
 from noetl_broker.metrics import COMMIT_MS, RELOADS, measure
 from noetl_broker.record import Recorder
+from noetl_broker.refuse import (
+    refuse_late,
+    without_outdated,
+    without_refused,
+    without_strangers,
+)
 from noetl_broker.states import Live, States
-from noetl_broker.turn import Letter, Taken, Turn
+from noetl_broker.turn import Closing, Letter, Taken, Turn
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.domain.errors import ShardLostError, ToolError
 from noetl_core.domain.events import (
@@ -47,20 +52,19 @@ from noetl_core.domain.events import (
     ExecutionFailed,
 )
 from noetl_core.domain.fold import fold
-from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId, WorkerId
+from noetl_core.domain.ids import CommandId, EpochId, EventId, ExecutionId, RefId, ShardId
 from noetl_core.domain.workers import NOBODY, Workers
 from noetl_core.process.resilience import is_transient
 from noetl_core.store import batch as batches
-from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow, RefusalRow
+from noetl_core.store import holder
+from noetl_core.store.batch import DeadLetterRow, FiredRow, OutgoingRow
 from noetl_core.store.postgres import Connection, Pool, is_schema_wrong
 from noetl_core.wire.messages import (
     Barrier,
-    Claimed,
     Done,
     Due,
     Expired,
     Failed,
-    Message,
     Parked,
     Partial,
     Reconcile,
@@ -70,6 +74,9 @@ from noetl_core.wire.messages import (
     Stored,
     encode_messages,
 )
+
+MARKED_MAX = 1000
+"""Executions that one barrier marks on a shard, besides those that moved in the same turn."""
 
 log = structlog.get_logger()
 
@@ -219,22 +226,14 @@ class Broker:
             if t.execution_id is not None and (reload or not isinstance(t.message, Start))
         }
         turn.poisoned |= await self.states.load(turn.conn, known_before)
-        taken = await self._without_outdated(turn, await self._without_strangers(turn, taken))
+        taken = await without_outdated(turn, await without_strangers(turn, taken))
         if reload:
-            taken = await self._without_refused(turn, taken)
+            taken = await without_refused(turn, taken)
         for one in taken:
             await self._take(turn, one)
         for execution_id, reason in turn.poisoned.items():
             await self._park(turn, execution_id, reason, taken)
-        await self._refuse_late(turn)
-
-    async def _refuse_late(self, turn: Turn) -> None:
-        """A worker that slept through its lease: what it says of a command that was ended without
-        it is refused. The same end said twice is only dropped."""
-        if turn.unheeded:
-            ends = [(m.execution_id, m.command_id, m.worker_id) for m in turn.unheeded]
-            late = await batches.ended_by_others(turn.conn, ends)
-            turn.batch.refusals += [RefusalRow(worker, e, c) for e, c, worker in late]
+        await refuse_late(turn)
 
     async def _take(self, turn: Turn, taken: Taken) -> None:
         match taken.message:
@@ -298,7 +297,7 @@ class Broker:
             c for c, held in live.state.commands.items() if c not in fresh and held.parked is None
         ]
         keys = [(own, c) for c in open_commands]
-        rows = await batches.holders(turn.conn, keys)
+        rows = await holder.holders(turn.conn, keys)
         for key in keys:
             if key not in rows:
                 await self._expire(turn, shard, live, key[1])
@@ -313,77 +312,37 @@ class Broker:
     async def _close_epoch(self, turn: Turn, shard: ShardId, epoch: EpochId) -> None:
         if shard not in turn.held or epoch <= self._recorder.epochs.get(shard, 0):
             return
-        turn.closing[shard] = epoch
-        marked = self._unmarked.get(shard, set()) | {
-            e for e, s in turn.touched.items() if s == shard
-        }
-        unreadable = await self.states.load(turn.conn, marked)
-        for execution_id in marked - unreadable.keys() - turn.poisoned.keys():
-            live = self.states.get(execution_id)
+        moved = {e for e, s in turn.touched.items() if s == shard}
+        before = self._unmarked.get(shard, set()) - moved
+        # Without a barrier for long these may be many: the rest is for the barriers that follow.
+        marked = sorted(before)[:MARKED_MAX]
+        turn.closing[shard] = Closing(epoch, before.difference(marked))
+        unreadable = await self.states.load(turn.conn, [*moved, *marked])
+        for execution_id in [*moved, *marked]:
+            if execution_id not in unreadable and execution_id not in turn.poisoned:
+                await self._mark(turn, shard, execution_id, epoch)
+
+    async def _mark(
+        self, turn: Turn, shard: ShardId, execution_id: ExecutionId, epoch: EpochId
+    ) -> None:
+        """One that cannot be marked (its playbook is not understood any more, say) has no epoch
+        until it moves again: that stops neither the barrier nor the shard."""
+        live = self.states.get(execution_id)
+        is_moved = execution_id in turn.touched
+        try:
             fact = checkpoint(live.state, epoch)
             if fact is not None:
                 await self._recorder.record(turn, shard, live, fact)
-
-    async def _without_outdated(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
-        """What the reaper saw may be over: a worker that was cut off has renewed its leases when it
-        is back, and its commands go on. Those that it gave back itself do not count as lost."""
-        keys = [_key(t.message) for t in taken if isinstance(t.message, Expired)]
-        if not keys:
-            return taken
-        standings = await batches.standings(turn.conn, keys)
-        kept: list[Taken] = []
-        for t in taken:
-            message = t.message
-            if isinstance(message, Expired):
-                standing = standings.get(_key(message))
-                if standing is not None and not standing.is_over:
-                    log.info("report.outdated", command_id=message.command_id)
-                    continue
-                if standing is not None and standing.given_back_by is not None:
-                    t = t._replace(message=_given_back(message, standing.given_back_by))  # noqa: PLW2901
-            kept.append(t)
-        return kept
-
-    async def _without_strangers(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
-        """What came in by the HTTP API counts only from the worker that holds the command.
-
-        With our own workers we are lenient: a command that nobody holds may be one whose lease was
-        lost when Postgres crashed, and its result is as good as any.
-        """
-        said = [t.message for t in taken if _is_outside(t.message)]
-        if not said:
-            return taken
-        holders = await batches.holders(turn.conn, [_key(message) for message in said])
-        strange: set[int] = set()
-        for message in said:
-            key = _key(message)
-            if holders.get(key) == message.worker_id:
-                continue
-            strange.add(id(message))
-            if isinstance(message, Claimed):
-                continue
-            if key in holders:
-                turn.batch.refusals.append(RefusalRow(message.worker_id, *key))
+        except Exception as error:
+            if _is_no_letters_fault(error):
+                raise
+            log.exception("broker.unmarked", execution_id=execution_id)
+            if is_moved:
+                turn.poisoned[execution_id] = f"{type(error).__name__}: {error}"
             else:
-                turn.unheeded.append(message)
-        return [t for t in taken if id(t.message) not in strange]
-
-    async def _without_refused(self, turn: Turn, taken: list[Taken]) -> list[Taken]:
-        """A completion counts only from the worker that holds the lease."""
-        ends = [t for t in taken if isinstance(t.message, Done | Failed | Parked)]
-        keys = [(t.message.execution_id, t.message.command_id) for t in ends]  # type: ignore[union-attr]
-        found = await batches.holders(turn.conn, keys)
-        refused = set()
-        for t in ends:
-            message = t.message
-            assert isinstance(message, Done | Failed | Parked), message
-            holder = found.get((message.execution_id, message.command_id))
-            if holder is not None and holder != message.worker_id:
-                refused.add(id(message))
-                turn.batch.refusals.append(
-                    RefusalRow(message.worker_id, message.execution_id, message.command_id)
-                )
-        return [t for t in taken if id(t.message) not in refused]
+                turn.batch.forget(execution_id)
+                turn.touched.pop(execution_id, None)
+                self.states.drop([execution_id])
 
     async def _park(
         self, turn: Turn, execution_id: ExecutionId, reason: str, taken: Iterable[Taken]
@@ -437,28 +396,16 @@ class Broker:
                 unmarked.add(execution_id)
             else:
                 unmarked.discard(execution_id)
-        for shard, epoch in turn.closing.items():
+        for shard, closing in turn.closing.items():
             # The close itself may have begun the shard's first epoch, after the barrier was sent.
-            self._recorder.epochs[shard] = max(epoch, self._recorder.epochs.get(shard, epoch))
-            self._unmarked.pop(shard, None)
+            last = self._recorder.epochs.get(shard, closing.epoch)
+            self._recorder.epochs[shard] = max(closing.epoch, last)
+            self._unmarked[shard] = set(closing.unmarked)
         self.states.trim()
 
 
 def _is_no_letters_fault(error: Exception) -> bool:
     return is_transient(error) or is_schema_wrong(error)
-
-
-def _key(message: Claimed | Done | Failed | Expired) -> tuple[ExecutionId, CommandId]:
-    return message.execution_id, message.command_id
-
-
-def _is_outside(message: Message) -> TypeGuard[Claimed | Done | Failed]:
-    return isinstance(message, Claimed | Done | Failed) and message.outside
-
-
-def _given_back(message: Expired, worker_id: WorkerId) -> Expired:
-    reason = f"worker {worker_id} has given it back"
-    return msgspec.structs.replace(message, given_back=True, reason=reason)
 
 
 def _set_aside(turn: Turn, shard: ShardId, execution_id: ExecutionId, fact: AnyFact) -> None:

@@ -88,12 +88,18 @@ class Intake:
     async def _inbox_letters(self) -> list[Letter]:
         self._inbox_due.clear()
         try:
-            rows = await inbox.waiting(self._pool, list(self._held()), limit=self._batch_size)
+            rows = await inbox.waiting(
+                self._pool,
+                list(self._held()),
+                limit=self._batch_size,
+                bytes_max=self.portion.bytes_max,
+            )
         except BaseException:
             self._inbox_due.set()
             raise
         self._looked_at = _now()
-        if len(rows) == self._batch_size:
+        is_cut = sum(len(row.body) for row in rows) >= self.portion.bytes_max
+        if is_cut or len(rows) == self._batch_size:
             self._inbox_due.set()
         return [Letter(row.shard_id, row.body, row.inbox_id) for row in rows]
 

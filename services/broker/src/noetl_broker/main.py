@@ -170,6 +170,7 @@ def _note(
         return None
     traces = StepSpans(pool, told)
     service.every(TELL_SECONDS, traces.tell, name="trace")
+    service.on_stop(traces.tell)
     return traces.note
 
 

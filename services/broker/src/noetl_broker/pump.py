@@ -56,7 +56,7 @@ class Pump:
             await dispatch(self._bus, turn)
             await _acknowledge(turn, deliveries)
             if self._note is not None:
-                self._note(turn.batch.events)
+                self._note([*turn.absorbed, *turn.batch.events])
         return True
 
     async def _until_committed(self, letters: list[Letter]) -> Turn | None:

@@ -11,6 +11,7 @@ from noetl_broker.placing import place
 from noetl_broker.read import Reader
 from noetl_broker.states import Live, Playbooks
 from noetl_broker.turn import Turn
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.result_store import ResultStore
 from noetl_core.blob.tier import ReferenceNotAvailableError
 from noetl_core.domain.brief import brief_for, encode_brief
@@ -142,10 +143,9 @@ class Recorder:
             live.known.parts[loop_id, number] = part
 
     async def _put(self, execution_id: ExecutionId, name: CommandId, part: list[Any]) -> Stored:
-        """An OSError would be taken for Postgres being away, and all shards would wait for a volume
-        that one execution wants to write to."""
+        """One execution that has no place for its items fails: all shards would wait for it."""
         try:
             return await self._results.put(execution_id, name, part)
-        except OSError as error:
+        except StoreAwayError as error:
             reason = f"the items of a loop could not be stored: {error}"
             raise ReferenceNotAvailableError(reason, execution_id=execution_id) from error

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from noetl_core.domain.ids import (
     CommandId,
+    EventId,
     ExecutionId,
     VisitId,
     parse_command_id,
@@ -59,6 +60,7 @@ class StepSpans:
         self._entered: OrderedDict[ExecutionId, dict[VisitId, int]] = OrderedDict()
         self._left: deque[tuple[Left, int | None]] = deque(maxlen=LEFT_MAX)
         self._lost: deque[Lost] = deque(maxlen=LEFT_MAX)
+        self._cut_short: OrderedDict[ExecutionId, tuple[EventId, str]] = OrderedDict()
 
     def note(self, rows: Iterable[EventRow]) -> None:
         """These rows are committed."""
@@ -76,8 +78,11 @@ class StepSpans:
             elif row.event_type in _CUT_SHORT:
                 for visit in list(self._entered.get(execution_id, ())):
                     self._leave(Left(execution_id, visit, row.event_id, row.event_type))
+                self._cut_short[execution_id] = EventId(row.event_id), row.event_type
         while len(self._entered) > OPEN_MAX:
             self._entered.popitem(last=False)
+        while len(self._cut_short) > LEFT_MAX:
+            self._cut_short.popitem(last=False)
 
     def _leave(self, left: Left) -> None:
         visits = self._entered.get(left.execution_id, {})
@@ -89,6 +94,7 @@ class StepSpans:
         """One turn: a span for every visit that was left since the last, and for what was lost."""
         await self._tell_lost()
         left = [self._left.popleft() for _ in range(len(self._left))]
+        left += await self._entered_elsewhere({(one.execution_id, one.visit) for one, _ in left})
         unknown = [one for one, entered_id in left if entered_id is None]
         found = await event.ids_of(
             self._pool, [(one.execution_id, f"{_ENTER}{one.visit}") for one in unknown]
@@ -97,6 +103,18 @@ class StepSpans:
             began = entered_id or found.get((one.execution_id, f"{_ENTER}{one.visit}"))
             if began is not None:
                 self._tell(one, began)
+
+    async def _entered_elsewhere(
+        self, told: set[tuple[ExecutionId, VisitId]]
+    ) -> list[tuple[Left, int | None]]:
+        """Visits that were cut short, and that somebody else has entered on our shards."""
+        cut, self._cut_short = self._cut_short, OrderedDict()
+        found = await event.open_visits(self._pool, {e: by for e, (by, _) in cut.items()})
+        return [
+            (Left(execution_id, visit, *cut[execution_id]), entered_id)
+            for (execution_id, visit), entered_id in found.items()
+            if (execution_id, visit) not in told
+        ]
 
     async def _tell_lost(self) -> None:
         lost = [self._lost.popleft() for _ in range(len(self._lost))]

@@ -9,6 +9,7 @@ import msgspec
 from noetl_core.domain.ids import EpochId, ExecutionId, ShardId, WorkerId
 from noetl_core.domain.sharding import shard_of
 from noetl_core.store.batch import Batch, DeadLetterRow, OutgoingRow
+from noetl_core.store.event import EventRow
 from noetl_core.store.postgres import Connection
 from noetl_core.wire.messages import (
     Barrier,
@@ -39,6 +40,14 @@ class Taken(NamedTuple):
         return None if isinstance(self.message, Barrier) else self.message.execution_id
 
 
+class Closing(NamedTuple):
+    """The end of an epoch on a shard."""
+
+    epoch: EpochId
+    unmarked: set[ExecutionId]
+    """Who moved in it and is marked by one that follows."""
+
+
 class Turn:
     def __init__(self, conn: Connection, held: Mapping[ShardId, int], *, shard_count: int) -> None:
         self.conn = conn
@@ -46,7 +55,7 @@ class Turn:
         self.held = dict(held)
         self.batch = Batch()
         self.touched: dict[ExecutionId, ShardId] = {}
-        self.closing: dict[ShardId, EpochId] = {}
+        self.closing: dict[ShardId, Closing] = {}
         self.poisoned: dict[ExecutionId, str] = {}
         self.ended_on: set[ShardId] = set()
         """Shards on which an execution ended: somebody may be waiting for that."""
@@ -59,6 +68,8 @@ class Turn:
         """Ends of commands that were not open: said twice, or too late."""
         self.told: set[ShardId] = set()
         """Shards whose inbox has got something by this turn."""
+        self.absorbed: list[EventRow] = []
+        """Recorded by the turns that this one stands for."""
 
     def open(self, letters: list[Letter]) -> list[Taken]:
         """The messages of the shards we hold. A letter that cannot be read is parked."""
@@ -107,4 +118,5 @@ class Turn:
         self.nobody_able |= other.nobody_able
         self.ended_on |= other.ended_on
         self.told |= other.told
+        self.absorbed += [*other.absorbed, *other.batch.events]
         self.poisoned.update(other.poisoned)

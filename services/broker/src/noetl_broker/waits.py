@@ -2,7 +2,7 @@
 
 import msgspec
 
-from noetl_broker.place import parent_of, place_of, reference_of
+from noetl_broker.attempt import parent_of, place_of, reference_of
 from noetl_core.domain.ctx import as_recorded
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import ToolError

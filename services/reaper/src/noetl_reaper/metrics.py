@@ -39,7 +39,8 @@ def _depth(_: CallbackOptions) -> Iterable[Observation]:
 _meter.create_observable_gauge(
     "noetl_queue_commands",
     [_depth],
-    description="Open commands, by pool and status (pending, leased): what workers have to do.",
+    description="Open commands, by pool and status: workers have to do what is pending or leased; "
+    "what is held belongs to executions that are paused.",
 )
 
 _dead_letters: dict[str, int] = {}

@@ -15,8 +15,11 @@ from noetl_worker.work import Work
 class ToolPool(Protocol):
     """What runs only so many calls at a time, however many slots the worker has."""
 
-    size: int
-    busy: int
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def busy(self) -> int: ...
 
 
 def capacity_report(

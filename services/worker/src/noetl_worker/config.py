@@ -1,5 +1,7 @@
 """What can be set on a worker: NOETL_<FIELD>."""
 
+import socket
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -8,6 +10,7 @@ from noetl_core.domain.workers import LABEL_NAME, LABEL_VALUE, POOL_LABEL, POOL_
 from noetl_core.process.config import Config, ConfigError, also
 
 _HEARTBEATS_PER_LEASE_MIN = 3
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class WorkerConfig(Config, frozen=True, kw_only=True):
@@ -30,6 +33,13 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     ] = 64
     worker_pool_name: Annotated[
         str, Meta(description="What lists call the pool; by default worker- and the pool.")
+    ] = ""
+    worker_uri: Annotated[
+        str,
+        Meta(
+            description="Where it is, as its registration says; by default k8s://NAMESPACE/POD in "
+            "a pod of Kubernetes, local://HOST elsewhere."
+        ),
     ] = ""
     worker_labels: Annotated[
         tuple[str, ...], Meta(description="What this worker has, such as gpu,zone=eu.")
@@ -96,6 +106,17 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     @property
     def pools(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.strip() for part in self.worker_pool.split(",")))
+
+
+def uri_of(config: WorkerConfig, *, namespace_file: Path = _NAMESPACE_FILE) -> str:
+    """A pod knows its namespace from a file, and is called what its host is called."""
+    host = socket.gethostname()
+    if config.worker_uri:
+        return config.worker_uri
+    try:
+        return f"k8s://{namespace_file.read_text().strip()}/{host}"
+    except OSError:
+        return f"local://{host}"
 
 
 def labels_of(config: WorkerConfig) -> dict[str, str]:

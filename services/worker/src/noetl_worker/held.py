@@ -52,10 +52,11 @@ class Finished(NamedTuple):
 
 
 class HeldCommand:
-    __slots__ = ("finished", "leased", "patience", "said_at", "task")
+    __slots__ = ("begun_ns", "finished", "leased", "patience", "said_at", "task")
 
     def __init__(self, leased: Leased, task: "asyncio.Task[None]") -> None:
         self.leased = leased
+        self.begun_ns = time.time_ns()
         self.task = task
         self.finished: Finished | None = None
         self.said_at = 0.0

@@ -21,7 +21,7 @@ from noetl_core.store.postgres import Pool, open_pool
 from noetl_worker.capacity import ToolPool, capacity_report
 from noetl_worker.children.pool import ChildPool
 from noetl_worker.chunks import Send
-from noetl_worker.config import WorkerConfig, check_config, labels_of
+from noetl_worker.config import WorkerConfig, check_config, labels_of, uri_of
 from noetl_worker.credentials import Credentials
 from noetl_worker.emit import Outbox
 from noetl_worker.heartbeat import beating
@@ -61,8 +61,8 @@ async def start(service: Service[WorkerConfig]) -> None:
     children = _children(config)
     plans = Plans(pool)
     waiting: list[Tool] = [PlaybookTool(pool, plans), WaitTool(), ApprovalTool()]
-    duckdb = _duckdb(config)
-    built_in = [*_built_in(config, children), duckdb, *waiting]
+    duckdb, postgres = _duckdb(config), PostgresTool()
+    built_in = [*_built_in(config, children), duckdb, postgres, *waiting]
     tools = await service.open(closing(with_plugins(built_in)))
     limits = read_tool_slots(config.worker_tool_slots, tools.kinds)
     tool_slots = ToolSlots(limits)
@@ -79,7 +79,7 @@ async def start(service: Service[WorkerConfig]) -> None:
         is_crowded=lambda: children.waiting >= config.python_processes,
         tool_slots=tool_slots,
     )
-    pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb}
+    pools: dict[str, ToolPool] = {"python": children, "duckdb": duckdb, "postgres": postgres}
     member.report = partial(
         capacity_report, work, held, slots=config.worker_slots, tools=pools, limits=tool_slots
     )
@@ -128,6 +128,8 @@ def _member(
         capacity=config.worker_slots,
         labels=labels_of(config) | _limit_label(limits),
         capabilities=tools.kinds,
+        uri=uri_of(config),
+        runtime_type=",".join(config.pools),
         heartbeat_seconds=config.worker_heartbeat_interval,
     )
 
@@ -180,7 +182,6 @@ def _built_in(config: WorkerConfig, children: ChildPool) -> list[Tool]:
         PythonTool(children),
         ShellTool(memory_mb=config.shell_memory_mb, cpu_seconds=config.shell_cpu_seconds),
         HttpTool(),
-        PostgresTool(),
     ]
 
 

@@ -105,6 +105,11 @@ class Performer:
         self._spans.tell(leased, message, begun_ns=begun_ns)
         return message
 
+    def stopped(self, leased: Leased, *, begun_ns: int) -> None:
+        """It is not performed to its end, and will say nothing."""
+        if self._spans is not None:
+            self._spans.stopped(leased, self._worker_id, begun_ns=begun_ns)
+
     async def _outcome(self, leased: Leased) -> Done | Failed | Parked:
         started = time.perf_counter()
         try:

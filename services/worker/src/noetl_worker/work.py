@@ -94,6 +94,9 @@ class Work:
         verdict = self._held.judge(asked, still_there, asked_at)
         for stopped in verdict.stopped:
             log.info("command.stopped", command_id=stopped.leased.command_id)
+            if not stopped.task.cancelling():
+                # Once: some take longer to stop than until the next heartbeat.
+                self._performer.stopped(stopped.leased, begun_ns=stopped.begun_ns)
             stopped.task.cancel()
         TALLY.stopped += len(verdict.stopped)
         TALLY.repeated += len(verdict.overdue)

@@ -1,14 +1,12 @@
 """Files that survive a power cut: whoever looks sees all of one or nothing. Everything blocks."""
 
 import hashlib
-import itertools
 import os
+import secrets
 import shutil
 from pathlib import Path
 
 _DIGEST_BYTES = 1024 * 1024
-
-_numbers = itertools.count()
 
 
 def write(path: Path, body: bytes) -> None:
@@ -49,7 +47,8 @@ def digest(path: Path) -> str:
 
 def _temporary(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{os.getpid()}-{next(_numbers)}.tmp")
+    # Not by the process: on a shared volume every container's has the same id.
+    return path.with_name(f".{secrets.token_hex(8)}.tmp")
 
 
 def _take_place(temporary: Path, path: Path) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from pathlib import Path
 
 from noetl_core.blob import durable
+from noetl_core.blob.away import StoreAwayError
 from noetl_core.blob.tier import path_of
 from noetl_core.domain.ids import ExecutionId
 
@@ -25,7 +26,10 @@ class FileTier:
 
     async def put(self, execution_id: ExecutionId, name: str, body: bytes) -> str:
         relative = path_of(execution_id, name)
-        await asyncio.to_thread(durable.write, self._root / relative, body)
+        try:
+            await asyncio.to_thread(durable.write, self._root / relative, body)
+        except OSError as error:
+            raise StoreAwayError(f"{self._root}: {error.strerror or error}") from error
         return f"{_SCHEME}{relative}"
 
     async def get(self, uri: str) -> bytes:

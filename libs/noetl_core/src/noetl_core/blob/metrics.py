@@ -7,7 +7,8 @@ _meter = metrics.get_meter("noetl.blob")
 RESOLVE_MS = _meter.create_histogram(
     "noetl_reference_resolve_ms",
     unit="ms",
-    description="From a reference to its document, by tier (db, pvc, ...; cache: it was at hand).",
+    description="From a reference to its document, by tier (db, pvc, ...; cache: it was at hand; "
+    "eventlog, pages: of what a loop or pages returned together; many: of several at once).",
 )
 S3_REQUESTS = _meter.create_counter(
     "noetl_s3_requests",

@@ -134,11 +134,22 @@ class ResultStore:
 
         A reference that names an execution belongs to that one, whoever asks.
         """
-        owner = reference.execution_id or execution_id
+        begun = time.perf_counter()
+        tier, document = await self._resolved(
+            conn, reference.execution_id or execution_id, reference
+        )
+        RESOLVE_MS.record((time.perf_counter() - begun) * 1000, {"tier": tier})
+        return document
+
+    async def _resolved(
+        self, conn: Connection | Pool, owner: ExecutionId, reference: Reference
+    ) -> tuple[str, Any]:
+        """Where it was, and the document."""
         if reference.type == "eventlog":
-            return await self.results_of_loop(conn, owner, LoopId(reference.ref_id))
+            loop_id = LoopId(reference.ref_id)
+            return "eventlog", await self.results_of_loop(conn, owner, loop_id)
         if reference.type == "pages":
-            return await self.pages(conn, owner, EventId(reference.ref_id))
+            return "pages", await self.pages(conn, owner, EventId(reference.ref_id))
 
         tier = "cache"
 
@@ -149,17 +160,17 @@ class ResultStore:
             size = row.size if row.expires_at is None else NEVER_CACHED
             return await self._documents.read(owner, row), size
 
-        begun = time.perf_counter()
         document = await self._once((owner, reference.ref_id), read)
-        RESOLVE_MS.record((time.perf_counter() - begun) * 1000, {"tier": tier})
-        return document
+        return tier, document
 
     async def values(
         self, conn: Connection | Pool, execution_id: ExecutionId, references: Sequence[Reference]
     ) -> list[Any]:
         """What is behind many references, with few statements; it is not kept."""
         numbered = dict(enumerate(references))
+        begun = time.perf_counter()
         found = await self._aggregates.resolve(conn, execution_id, numbered)
+        RESOLVE_MS.record((time.perf_counter() - begun) * 1000, {"tier": "many"})
         return [found[number].value for number in numbered]
 
     async def file_of(

@@ -11,8 +11,9 @@ MAX_AGE_SECONDS = 3600.0
 _MAX_BYTES = 1 << 30
 
 
-def event_stream() -> StreamConfig:
-    return StreamConfig(
+def event_stream(found: StreamConfig | None = None) -> StreamConfig:
+    """Of one that is there, what we do not ask for stays: how often it is replicated, say."""
+    return (found or StreamConfig()).evolve(
         name=EVENT_STREAM,
         subjects=list(EVENT_STREAM_SUBJECTS),
         retention=RetentionPolicy.LIMITS,
@@ -29,5 +30,7 @@ async def ensure_streams(client: Client) -> None:
     try:
         await jetstream.add_stream(event_stream())
     except BadRequestError:
-        # The name is in use with other settings: an older version of us made it.
-        await jetstream.update_stream(event_stream())
+        # The name is in use with other settings: an older version of us made it, or somebody has
+        # replicated it.
+        there = await jetstream.stream_info(EVENT_STREAM)
+        await jetstream.update_stream(event_stream(there.config))

@@ -55,6 +55,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     last_error: str | None = None
     is_flagged: bool = False
+    is_archived: bool = False
     dead_letters: tuple[int, ...] = ()
 
 
@@ -70,7 +71,14 @@ def _end(facts: Facts) -> Iterator[str]:
     yield f"{_name(facts)} ended as {facts.status}{when}, after {lasting(took)}."
     if facts.error is not None:
         yield f"The reason: {facts.error}"
-    if facts.status != "COMPLETED":
+    if facts.status == "COMPLETED":
+        return
+    if facts.is_archived:
+        yield (
+            "It is past retention and in an archive, so it cannot go on; it can run again from "
+            f"its beginning: `noetl rerun {facts.execution_id}`."
+        )
+    else:
         yield f"It can go on from where it ended: `noetl retry {facts.execution_id}`."
 
 

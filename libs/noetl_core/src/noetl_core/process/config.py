@@ -140,8 +140,10 @@ class Config(StoreConfig, frozen=True, kw_only=True):
         str,
         Meta(
             pattern=r"^(https?://.+)?$",
-            description="Where traces and metrics are sent, as OTLP over HTTP; empty sends none. "
-            "Without it OTEL_EXPORTER_OTLP_ENDPOINT counts.",
+            description="Where traces and metrics are sent, as OTLP over HTTP with protobuf, such "
+            "as http://collector:4318; empty sends none.",
+            # What a cluster sets for all its pods counts for ours.
+            extra=also("OTEL_EXPORTER_OTLP_ENDPOINT"),
         ),
     ] = ""
 

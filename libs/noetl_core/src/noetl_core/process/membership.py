@@ -137,12 +137,14 @@ async def join_runtime(
     labels: Mapping[str, Any] | None = None,
     capabilities: Sequence[str] = (),
     uri: str | None = None,
+    runtime_type: str = "",
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> AsyncIterator[Member]:
     """Register this process and keep it registered until the end of the block.
 
     It is the first thing that a service does with the database, so it waits for the schema here.
-    `name` is what the others know it by; without one, its instance.
+    `name` is what the others know it by; without one, its instance. `runtime_type` is what a worker
+    is for (cpu, gpu, ...); without one, the kind says it.
     """
     await await_schema(pool)
     member = Member(
@@ -155,6 +157,7 @@ async def join_runtime(
             capabilities=capabilities,
             capacity=capacity,
             process={
+                "type": runtime_type or kind,
                 "pid": os.getpid(),
                 "hostname": socket.gethostname(),
                 # Who is heard of seldom must not be taken for dead between two heartbeats.

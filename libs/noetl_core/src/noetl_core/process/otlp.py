@@ -59,13 +59,13 @@ class _Door:
 
     def send(self, body: bytes) -> bool:
         headers = {"Content-Type": "application/x-protobuf"}
-        request = Request(self._url, body, headers)  # noqa: S310 - the setting allows http only
         try:
+            request = Request(self._url, body, headers)  # noqa: S310 - the setting allows http only
             with self._lock, urlopen(request, timeout=SEND_SECONDS_MAX) as answer:  # noqa: S310
                 answer.read()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it answers, or is: we tell, and go on
             if not self._is_away:
-                log.warning("telemetry.undelivered", url=self._url, error=str(error))
+                log.warning("telemetry.undelivered", url=self._url, error=repr(error))
             self._is_away = True
             return False
         self._is_away = False

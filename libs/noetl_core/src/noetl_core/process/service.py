@@ -9,7 +9,6 @@ resumes. Only errors that pass by themselves (resilience.is_transient) are waite
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -32,8 +31,6 @@ from noetl_core.process.telemetry import set_up_telemetry
 STOP_SECONDS_MAX = 10.0
 _MEASURED_SECONDS = 1.0
 """Turns that come at least so far apart are measured; the others are too many, or only wait."""
-_OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-"""The name that everybody else gives it: what a cluster sets for all its pods counts for ours."""
 
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
@@ -249,7 +246,7 @@ def run_services(parts: Sequence[Part[Any]]) -> None:
     set_up_logs(level=first.log_level, log_format=first.log_format)
     send_the_last = set_up_telemetry(
         instance=first.instance or default_instance(parts[0].name),
-        otlp_endpoint=first.otlp_endpoint or os.environ.get(_OTLP_ENDPOINT, ""),
+        otlp_endpoint=first.otlp_endpoint,
     )
     try:
         uvloop.run(_live(parts, configs))

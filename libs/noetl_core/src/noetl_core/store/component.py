@@ -63,11 +63,13 @@ async def register(
     return None if found is None else RuntimeId(found)
 
 
+_IN_USE = frozenset({"running", "free"})
+
 _HEARTBEAT = """
 UPDATE noetl.runtime
 SET heartbeat = now(), updated_at = now(), capacity = coalesce($4, capacity),
     status = coalesce($3, CASE status WHEN 'draining' THEN status ELSE 'ready' END),
-    runtime = coalesce(runtime, '{}') || $5::jsonb
+    runtime = (coalesce(runtime, '{}') - $6::text[]) || $5::jsonb
 WHERE kind = $1 AND name = $2 AND node IS NULL AND NOT is_ours
 RETURNING runtime_id
 """
@@ -86,8 +88,18 @@ async def heartbeat(
 
     Without a status, one that is about to end stays so.
     """
-    found = await conn.fetchval(_HEARTBEAT, kind, name, status, capacity, _json(report))
+    outdated = _outdated(report, is_resized=capacity is not None)
+    found = await conn.fetchval(_HEARTBEAT, kind, name, status, capacity, _json(report), outdated)
     return None if found is None else RuntimeId(found)
+
+
+def _outdated(report: Mapping[str, Any], *, is_resized: bool) -> list[str]:
+    """What an earlier heartbeat said and this one makes wrong: of `running` and `free` one alone
+    changes the other, and so does another capacity what is free.
+    """
+    if report.keys() & _IN_USE:
+        return sorted(_IN_USE)
+    return ["free"] if is_resized else []
 
 
 _DEREGISTER = """
@@ -111,7 +123,7 @@ SELECT runtime_id, kind, name, uri, status, labels, capabilities, capacity, runt
 FROM noetl.runtime
 WHERE ($1::text[] IS NULL OR kind = ANY ($1)) AND ($2::text IS NULL OR status = $2)
   AND NOT (status = 'offline' AND name LIKE '%#' || runtime_id)
-ORDER BY kind, name
+ORDER BY status = 'offline', kind, name
 LIMIT $3
 """
 
@@ -123,7 +135,7 @@ async def registered(
     status: str | None = None,
     limit: int,
 ) -> "list[Record]":
-    """Who is there, or was a moment ago; JSON columns as text."""
+    """Who is there, then who was a moment ago; JSON columns as text."""
     return list(await conn.fetch(_LIST, kinds, status, limit))
 
 

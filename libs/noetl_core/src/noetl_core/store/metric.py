@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Sample(NamedTuple):
-    """`labels` is JSON text; without a time it is now, and so is a time that is still to come."""
+    """`labels` is JSON text, over which `component` and `kind` of who reports go. Without a time it
+    is now, and so is a time that is still to come.
+    """
 
     name: str
     value: float
@@ -23,7 +25,7 @@ _REPORT = """
 INSERT INTO noetl.metric (runtime_id, name, value, labels, reported_at)
 SELECT
     (SELECT runtime_id FROM noetl.runtime WHERE kind = $1 AND name = $2),
-    u.name, u.value, jsonb_build_object('component', $2::text, 'kind', $1::text) || u.labels::jsonb,
+    u.name, u.value, u.labels::jsonb || jsonb_build_object('component', $2::text, 'kind', $1::text),
     least(u.reported_at, now())
 FROM unnest($3::text[], $4::double precision[], $5::text[], $6::timestamptz[])
     AS u (name, value, labels, reported_at)

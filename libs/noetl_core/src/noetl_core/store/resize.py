@@ -164,5 +164,8 @@ RETURNING resize_id
 
 async def mark_drained(conn: Connection | Pool) -> bool:
     """Record that the projection has passed the last switch, if so. True when it just did."""
+    last = await newest(conn)
+    if last is None or last.is_over or last.switched_at is None:
+        return False
     boundary = await next_boundary(conn)
     return bool(await conn.fetch(_DRAINED, boundary))

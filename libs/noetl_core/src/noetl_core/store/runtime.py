@@ -73,7 +73,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Sequence[str] = ()
     capacity: int | None = None
     process: Mapping[str, Any] = {}
-    """Where it runs: pid and hostname."""
+    """Where it runs, and as what: pid, hostname, type."""
 
 
 async def register(

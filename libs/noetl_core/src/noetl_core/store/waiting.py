@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
 ONLINE_SECONDS = 45.0
-"""A worker that was heard of so lately may take a command."""
+"""A worker that was heard of so lately may take a command; of one that is heard of seldom, three of
+its heartbeats if that is longer (noetl.silence_allowed)."""
 
 _GROUPS = """
 SELECT execution_id, step, pool, count(*), max(attempt) AS attempt, requires, situation,
@@ -39,7 +40,7 @@ GROUP BY execution_id, step, pool, requires, situation, target
 _OTHERS = """
 SELECT runtime->>'type' FROM noetl.runtime
 WHERE kind = 'worker_pool' AND status = 'ready'
-  AND heartbeat > now() - make_interval(secs => $1)
+  AND heartbeat > now() - noetl.silence_allowed(runtime, $1)
 """
 
 # A flag of before its last event is of no meaning any more.

@@ -596,11 +596,12 @@ class RuntimePage(Answer, frozen=True, kw_only=True):
 
 
 class WorkerView(Answer, frozen=True, kw_only=True):
-    """Its capacity as of its last heartbeat; what it did not say is null."""
+    """Its capacity as of its last heartbeat; what follows from nothing that it said is null."""
 
     name: str
     kind: str
     status: str
+    uri: str | None = None
     pools: list[str]
     pool_name: str | None = None
     labels: dict[str, Any] = {}
@@ -615,19 +616,37 @@ class WorkerView(Answer, frozen=True, kw_only=True):
 
 
 class WorkerPage(Answer, frozen=True, kw_only=True):
+    """Those that are offline stand last. At most 10,000."""
+
     items: list[WorkerView]
 
 
+class ToolCapacity(Answer, frozen=True, kw_only=True):
+    """How many calls of a tool run at a time, and how many more could; null where nobody says."""
+
+    slots: int | None = None
+    free: int | None = None
+
+
 class PoolView(Answer, frozen=True, kw_only=True):
-    """All workers of a pool together. `running` and `free` count those that are ready."""
+    """All workers of a pool together.
+
+    `workers`, `capacity`, `free` and `tools` count those that are ready, `running` also those that
+    are about to end (`draining`). `labels` are those that all of them have; `uri` is that of
+    the one that was heard of last.
+    """
 
     name: str
     runtime: str
-    status: Literal["ready", "offline"]
+    status: Literal["ready", "draining", "offline"]
+    uri: str | None = None
+    labels: dict[str, Any] = {}
     workers: int
+    draining: int = 0
     capacity: int
     running: int
     free: int
+    tools: dict[str, ToolCapacity] = {}
     members: list[str]
     heartbeat_age_seconds: float
 
@@ -640,7 +659,9 @@ Moment = Annotated[datetime, Meta(tz=True, description="With its zone, such as Z
 
 
 class MetricSample(Request, frozen=True, kw_only=True):
-    """Without `reported_at` it is of now, and so is one of a time that is still to come."""
+    """Without `reported_at` it is of now, and so is one of a time that is still to come. The labels
+    `component` and `kind` are those of who reports, whatever it says.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     value: float

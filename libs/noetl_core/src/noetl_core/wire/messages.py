@@ -249,7 +249,10 @@ def encode_messages(messages: list[Message]) -> bytes:
 
 def decode_messages(body: bytes) -> list[Message]:
     """Raises msgspec.DecodeError for a body that is none of ours."""
-    return _decoder.decode(body)
+    try:
+        return _decoder.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def encode_ids(execution_ids: list[ids.ExecutionId]) -> bytes:

@@ -38,6 +38,14 @@ class PostgresTool:
     def __init__(self) -> None:
         self._pools: OrderedDict[tuple[str, int], _Pool] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self.busy = 0
+        """Calls that have a connection, or wait for one."""
+
+    @property
+    def size(self) -> int:
+        """Connections that it may open to the databases it has met; to another one as many again.
+        Before the first it is those of that one."""
+        return sum(size for _, size in self._pools) or POOL_SIZE_DEFAULT
 
     async def run(self, call: ToolCall) -> ToolResult:
         statements = statements_of(call.config)
@@ -53,8 +61,12 @@ class PostgresTool:
         """One to the database that the call's `auth` says; raises what is EXPECTED."""
         dsn = await _dsn(call)
         pool = await self._pool(dsn, _pool_size(call.config))
-        async with pool.acquire() as conn:
-            yield conn
+        self.busy += 1
+        try:
+            async with pool.acquire() as conn:
+                yield conn
+        finally:
+            self.busy -= 1
 
     async def close(self) -> None:
         await asyncio.gather(*self._closing, *(_close(pool) for pool in self._pools.values()))

@@ -1,4 +1,4 @@
-"""Which command a fact is about, and where its result is."""
+"""Which attempt a fact is about, and where its result is."""
 
 from typing import Any
 
