@@ -471,7 +471,7 @@ $$;
 
 CREATE FUNCTION noetl.vnode(execution_id bigint) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN (WITH a AS (SELECT (((vnode.execution_id & '4294967295'::bigint) # (vnode.execution_id >> 32)) & '4294967295'::bigint) AS x), b AS (SELECT ((a.x * 73244475) & '4294967295'::bigint) AS x FROM a), c AS (SELECT (((b.x # (b.x >> 16)) * 73244475) & '4294967295'::bigint) AS x FROM b) SELECT (((c.x # (c.x >> 16)) % (1024)::bigint))::integer AS int4 FROM c);
+    RETURN ((((((((((execution_id & '4294967295'::bigint) # ((execution_id >> 32) & '4294967295'::bigint)) * 73244475) & '4294967295'::bigint) # (((((execution_id & '4294967295'::bigint) # ((execution_id >> 32) & '4294967295'::bigint)) * 73244475) & '4294967295'::bigint) >> 16)) * 73244475) & '4294967295'::bigint) # ((((((((execution_id & '4294967295'::bigint) # ((execution_id >> 32) & '4294967295'::bigint)) * 73244475) & '4294967295'::bigint) # (((((execution_id & '4294967295'::bigint) # ((execution_id >> 32) & '4294967295'::bigint)) * 73244475) & '4294967295'::bigint) >> 16)) * 73244475) & '4294967295'::bigint) >> 16)) % (1024)::bigint))::integer;
 
 CREATE TABLE noetl.api_key (
     key_id text NOT NULL,

@@ -11,7 +11,7 @@ NOW = datetime(2026, 11, 18, tzinfo=UTC)
 
 
 def projected(
-    execution_id: int, shard: int = 0, status: ExecutionStatus = "RUNNING"
+    execution_id: int, shard: int = 0, status: ExecutionStatus = "RUNNING", *, size: int = 0
 ) -> dict[ExecutionId, Projected]:
     key = ExecutionId(execution_id)
     one = Projected(
@@ -21,6 +21,7 @@ def projected(
         updated_at=NOW,
         last_event_type="step.enter",
         last_event_id=EventId(1),
+        state_bytes=size,
     )
     return {key: one}
 
@@ -68,3 +69,36 @@ def test_the_execution_that_was_untouched_the_longest_makes_room() -> None:
     memory.remember(projected(2), {})
 
     assert set(memory.recall(map(ExecutionId, (1, 2, 100)))) == {2, 100}
+
+
+def test_states_that_are_large_together_make_room_the_longest_untouched_first() -> None:
+    memory = Memory(executions_max=100, bytes_max=1000)
+    for number in (1, 2, 3):
+        memory.remember(projected(number, size=300), {})
+    memory.remember(projected(1, size=300), {})
+
+    memory.remember(projected(4, size=350), {})
+
+    assert set(memory.recall(map(ExecutionId, range(9)))) == {1, 3, 4}
+
+
+def test_what_was_let_go_of_takes_no_room() -> None:
+    memory = Memory(executions_max=100, bytes_max=1000)
+    memory.keep({ShardId(0): 1, ShardId(1): 1})
+    memory.remember(projected(1, size=900) | projected(2, 1, size=50), {})
+    memory.remember(projected(1, status="COMPLETED", size=900), {})
+    memory.remember(projected(3, 1, size=800), {})
+    memory.keep({ShardId(0): 1})
+
+    memory.remember(projected(4, size=500) | projected(5, size=500), {})
+
+    assert set(memory.recall(map(ExecutionId, range(9)))) == {4, 5}
+
+
+def test_a_state_that_is_larger_than_all_room_is_kept_alone() -> None:
+    memory = Memory(executions_max=100, bytes_max=1000)
+    memory.remember(projected(1, size=100), {})
+
+    memory.remember(projected(2, size=5000), {})
+
+    assert set(memory.recall(map(ExecutionId, range(9)))) == {2}

@@ -523,6 +523,24 @@ async def test_an_event_from_another_time_has_a_lag_that_fits_its_column(
     assert await pool.fetchval("SELECT max(lag_ms) FROM noetl.projection_checkpoint") == lag_ms
 
 
+async def test_states_are_counted_as_large_as_they_are_in_their_rows(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    await append(pool, interleaved(71, 8))
+    shards, memory = await take_over(pool, 1), Memory(executions_max=100)
+
+    await project(projection_pool, shards, memory, batch_size=500)
+
+    rows = await pool.fetch("SELECT execution_id, state FROM noetl.execution")
+    found = memory.recall(row["execution_id"] for row in rows)
+    assert found
+    for row in rows:
+        if row["execution_id"] in found:
+            state = msgspec.json.encode(found[row["execution_id"]].state)
+            assert found[row["execution_id"]].state_bytes == len(state)
+            assert msgspec.json.decode(row["state"]) == msgspec.json.decode(state)
+
+
 async def test_a_row_never_goes_back_to_an_earlier_event(pool: Pool, projection_pool: Pool) -> None:
     logged = interleaved(81, 3)
     await append(pool, logged)

@@ -10,10 +10,12 @@ from noetl_core.bus.connection import Bus
 from noetl_core.domain.ids import CommandId, ExecutionId, StepName
 from noetl_core.domain.progress import waits_for
 from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
+from noetl_core.store import stuck
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.messages import Reconcile, decode_messages
 from noetl_reaper.reported import Reported
 from noetl_reaper.sweep import flag_stuck, sweep_executions
+from services.checkpointer.test_commit_epoch import scanned
 from services.reaper.test_sweep import add_execution, add_timer, shard
 
 STUCK_SECONDS = 120
@@ -175,3 +177,33 @@ async def test_what_others_have_set_aside_is_left_alone(pool: Pool, reaper_pool:
     await flag(reaper_pool)
 
     assert await flagged(pool) == [201]
+
+
+async def test_to_find_the_idle_ones_among_many_timers_no_table_is_read_for_each_of_them(
+    pool: Pool,
+) -> None:
+    many = 2000
+    await pool.execute(
+        "INSERT INTO noetl.execution (execution_id, catalog_id, path, version, shard_id, status,"
+        " state, ctx, progress, last_event_type, last_projected_event_id, started_at, updated_at)"
+        " SELECT i, 1, 'p', 1, 0, 'RUNNING', '{}', '{}', '{}', 'step.enter', 1, now(),"
+        " now() - interval '1 hour' FROM generate_series(1, $1::integer) AS i",
+        many,
+    )
+    await pool.execute(
+        "INSERT INTO noetl.timer (execution_id, timer, due_at)"
+        " SELECT i, 'step:load.1', now() FROM generate_series(1, $1::integer) AS i",
+        many,
+    )
+    await pool.execute(
+        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+        " SELECT -i, 'load.1#1', 0, 'load', '' FROM generate_series(1, $1::integer) AS i",
+        many,
+    )
+    await pool.execute("ANALYZE")
+
+    read = await scanned(pool, stuck._OLDEST_IDLE, 30.0, stuck._WAITS, many)
+
+    for name in ("timer", "command"):
+        rows = sum(count for table, count in read.items() if table.startswith(name))
+        assert rows <= 2 * many, (name, rows)

@@ -17,7 +17,7 @@ from noetl_core.store.setting import write_setting
 from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, decode_messages
 from noetl_core.wire.subjects import EVENT_STREAM, event_batch
-from noetl_reaper import reported as reported_module
+from noetl_reaper import sweep as sweep_module
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.main import start
 from noetl_reaper.patience import WAITS_MAX, Patience
@@ -236,25 +236,49 @@ async def test_leases_that_were_reported_in_vain_do_not_hide_the_next_ones(
 
 
 @pytest.mark.parametrize("what", ["lease", "execution", "timer"])
-async def test_more_than_can_be_remembered_is_not_reported_over_and_over(
-    pool: Pool, reaper_pool: Pool, away: Bus, what: str, monkeypatch: pytest.MonkeyPatch
+async def test_what_was_dealt_with_makes_room_at_once_and_nothing_is_said_over_and_over(
+    pool: Pool, reaper_pool: Pool, bus: Bus, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 5)
+    monkeypatch.setattr(sweep_module, "FOUND_MAX", 5)
+    await write_setting(pool, "shard_count", 1)
     for execution_id in range(101, 109):
         await add_overdue(pool, what, execution_id)
-    clock = Clock()
-    turn = turns_of(what, reaper_pool, away, clock)
+    turn = turns_of(what, reaper_pool, bus, Clock())
 
     counts = [await turn() for _ in range(5)]
-    told = [one.execution_id for _, one in await in_inbox(pool)]  # type: ignore[union-attr]
-    await pool.execute("DELETE FROM noetl.inbox")
-    for table in ("command", "execution", "timer"):
-        await pool.execute(f"DELETE FROM noetl.{table} WHERE execution_id = ANY ($1)", told)
-    clock.now = 15.0
+    told = [one.execution_id for _, one in await streamed(bus)]  # type: ignore[union-attr]
+    await deal_with(pool, told)
     counts += [await turn() for _ in range(2)]
 
     assert counts == [3, 2, 0, 0, 0, 3, 0]
     assert len(set(told)) == len(told) == 5
+
+
+@pytest.mark.parametrize("what", ["lease", "execution", "timer"])
+async def test_a_shard_with_very_many_that_nobody_acts_on_keeps_no_other_waiting(
+    pool: Pool, reaper_pool: Pool, bus: Bus, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "FOUND_MAX", 2 * 16)
+    flooded, *others = sorted({shard(e): e for e in range(100, 200)}.items())
+    flood = [e for e in range(1000, 2000) if shard(e) == flooded[0]][:40]
+    for execution_id in flood:
+        await add_overdue(pool, what, execution_id)
+    turn = turns_of(what, reaper_pool, bus, Clock())
+
+    counts = [await turn() for _ in range(3)]
+    for _, execution_id in others:
+        await add_overdue(pool, what, execution_id)
+    counts += [await turn() for _ in range(6)]
+
+    assert counts == [2, 0, 0, 3, 3, 3, 3, 3, 0]
+    assert {to for to, _ in await streamed(bus)} == {event_batch(ShardId(n)) for n in range(16)}
+
+
+async def deal_with(pool: Pool, execution_ids: list[int]) -> None:
+    for table in ("command", "execution", "timer"):
+        await pool.execute(
+            f"DELETE FROM noetl.{table} WHERE execution_id = ANY ($1)", execution_ids
+        )
 
 
 async def add_overdue(pool: Pool, what: str, execution_id: int) -> None:
@@ -272,22 +296,6 @@ def turns_of(what: str, pool: Pool, bus: Bus, clock: Clock) -> Callable[[], Awai
         "execution": partial(idle, pool, bus, executions(clock), limit=3),
         "timer": partial(sweep_timers, pool, bus, timers(clock), limit=3),
     }[what]
-
-
-async def test_one_that_has_no_room_for_reports_still_knows_how_the_database_was(
-    pool: Pool, reaper_pool: Pool, away: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reported_module, "REMEMBERED_MAX", 1)
-    for execution_id in (101, 102):
-        await add_command(pool, execution_id, lease_ended_seconds=10)
-    clock = Clock()
-    reported, patience = commands(clock), Patience(wait_seconds=10, late_seconds=3, clock=clock)
-
-    counts = []
-    for clock.now in range(20):
-        counts.append(await leases(reaper_pool, away, reported, patience=patience))
-
-    assert [turn for turn, count in enumerate(counts) if count] == [0, 15]
 
 
 async def test_after_a_time_without_the_database_workers_may_renew_first(
@@ -436,6 +444,7 @@ async def test_a_timer_is_reported_again_only_after_a_while_or_when_it_was_set_a
 async def test_timers_that_nobody_acts_on_do_not_keep_the_later_ones_waiting(
     pool: Pool, reaper_pool: Pool, bus: Bus
 ) -> None:
+    await write_setting(pool, "shard_count", 1)
     for number in range(25):
         await add_timer(pool, 300 + number, due_seconds_ago=100 - number)
     reported = timers()

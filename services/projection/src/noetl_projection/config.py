@@ -20,6 +20,10 @@ class ProjectionConfig(ShardConfig, frozen=True, kw_only=True):
     projection_executions_max: Annotated[
         int, Meta(gt=0, description="Executions whose state is kept in memory.")
     ] = 10_000
+    projection_states_mb: Annotated[
+        float,
+        Meta(gt=0, description="And of how much, as JSON; in memory it is up to seven times that."),
+    ] = 32.0
     projection_audit_interval_seconds: Annotated[
         float, Meta(ge=0, description="How often rows are compared with their log; 0 for never.")
     ] = 60.0

@@ -28,13 +28,18 @@ from noetl_projection.pace import Pace
 from noetl_projection.project import project
 from noetl_projection.tracing import tell_ended
 
+_MB = 1024 * 1024
+
 
 async def start(service: Service[ProjectionConfig]) -> None:
     config = service.config
     pool = await service.open(open_pool(config.postgres_dsn, role="noetl_projection", size_max=4))
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(join_runtime(service, pool, kind="projection"))
-    memory = Memory(executions_max=config.projection_executions_max)
+    memory = Memory(
+        executions_max=config.projection_executions_max,
+        bytes_max=round(config.projection_states_mb * _MB),
+    )
     pace = Pace(config.projection_batch_window_ms / 1000)
     grown, urgent, wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
     heard: set[ShardId] = set()

@@ -21,7 +21,7 @@ from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_me
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_reaper import metrics
 from noetl_reaper.patience import Patience
-from noetl_reaper.reported import Reported
+from noetl_reaper.reported import FOUND_MAX, Reported
 
 LOGGED_MAX = 20
 
@@ -38,25 +38,18 @@ async def sweep_leases(
     limit: int,
 ) -> int:
     """One turn: report attempts whose worker fell silent. Says how many."""
-    limit = min(limit, reported.room())
-    if limit == 0:
-        await stand_by(pool, patience)
-        return 0
-    recent = set(reported.recent())
-    # What was reported and is still there must not stand in the way of what comes after it.
-    many = limit + len(recent)
-    found = await command.expired(pool, limit=many, grace_seconds=grace_seconds)
+    found = await command.expired(pool, limit=FOUND_MAX, grace_seconds=grace_seconds)
     if not patience.looked(await clock_of(pool)):
         return 0
-    expired = [one for one in found if (one.execution_id, one.command_id) not in recent][:limit]
-    await _report(pool, bus, "expired", [_expired(one) for one in expired])
-    reported.add((one.execution_id, one.command_id) for one in expired)
-    return len(expired)
+    leases = {(one.execution_id, one.command_id): one for one in found}
+    keys = reported.unsaid(leases)[:limit]
+    await _report(pool, bus, "expired", [_expired(leases[key]) for key in keys])
+    reported.add(keys)
+    return len(keys)
 
 
 async def stand_by(pool: Pool, patience: Patience) -> None:
-    """The turn of one that does not lead, or has no room for more reports: when it has to judge
-    leases again, it knows how the database was."""
+    """The turn of one that does not lead: when it comes to, it knows how the database was."""
     await command.expired(pool, limit=1)
     patience.looked(await clock_of(pool))
 
@@ -65,12 +58,8 @@ async def sweep_executions(
     pool: Pool, bus: Bus, reported: Reported[ExecutionId], *, idle_seconds: float, limit: int
 ) -> int:
     """One turn: report executions that nothing can move any more. Says how many."""
-    limit = min(limit, reported.room())
-    if limit == 0:
-        return 0
-    idle = await stuck.idle_executions(
-        pool, idle_seconds=idle_seconds, but_not=reported.recent(), limit=limit
-    )
+    found = await stuck.idle_executions(pool, idle_seconds=idle_seconds, limit=FOUND_MAX)
+    idle = reported.unsaid(found)[:limit]
     await _report(pool, bus, "idle", [Reconcile(execution_id=one) for one in idle])
     reported.add(idle)
     return len(idle)
@@ -97,13 +86,7 @@ def _why_stuck(one: Stuck) -> str:
 
 async def sweep_timers(pool: Pool, bus: Bus, reported: Reported[DueTimer], *, limit: int) -> int:
     """One turn: report timers that have run out. Says how many."""
-    limit = min(limit, reported.room())
-    if limit == 0:
-        return 0
-    recent = set(reported.recent())
-    # As with leases: what is known must not hide what is new.
-    found = await timer.due(pool, limit=limit + len(recent))
-    due = [one for one in found if one not in recent][:limit]
+    due = reported.unsaid(await timer.due(pool, limit=FOUND_MAX))[:limit]
     reports = [Due(execution_id=one.execution_id, timer=one.timer) for one in due]
     await _report(pool, bus, "due", reports)
     reported.add(due)

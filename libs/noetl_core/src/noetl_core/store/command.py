@@ -323,12 +323,24 @@ class ExpiredLease(NamedTuple):
     overdue_seconds: float
 
 
+# The shard by the count of this moment: that is whose broker is told. The first of each shard come
+# before the second of any, so that one shard with very many hides nothing of another.
 _EXPIRED = """
 SELECT execution_id, command_id, shard_id, step, attempt, worker_id,
        extract(epoch FROM now() - lease_until)::double precision
-FROM noetl.command
-WHERE status = 'leased' AND lease_until < now() - make_interval(secs => $2)
-ORDER BY lease_until
+FROM (
+    SELECT c.execution_id, c.command_id, c.shard_id, c.step, c.attempt, c.worker_id, c.lease_until,
+           s.value::integer AS shard_count,
+           row_number() OVER (
+               PARTITION BY noetl.vnode(c.execution_id) % s.value::integer
+               ORDER BY c.lease_until, c.execution_id, c.command_id
+           ) AS place
+    FROM noetl.command AS c
+    JOIN noetl.setting AS s ON s.name = 'shard_count'
+    WHERE c.status = 'leased' AND c.lease_until < now() - make_interval(secs => $2)
+) AS expired
+WHERE place <= greatest(1, $1::integer / shard_count)
+ORDER BY place, lease_until
 LIMIT $1
 """
 
@@ -336,7 +348,7 @@ LIMIT $1
 async def expired(
     conn: Connection | Pool, *, limit: int, grace_seconds: float = 0.0
 ) -> list[ExpiredLease]:
-    """Leases that ran out more than the grace ago, the oldest first."""
+    """Leases that ran out more than the grace ago: of each shard the oldest, up to its share."""
     return [ExpiredLease(*row) for row in await conn.fetch(_EXPIRED, limit, grace_seconds)]
 
 

@@ -33,6 +33,8 @@ class Projected(msgspec.Struct, kw_only=True):
     version: int = 0
     parent_execution_id: ExecutionId | None = None
     ended_at: datetime | None = None
+    state_bytes: int = 0
+    """As JSON, when it was last read or written."""
 
 
 class Parked(NamedTuple):
@@ -100,6 +102,7 @@ def _projected(row: Any) -> Projected:
         version=row["version"],
         parent_execution_id=row["parent_execution_id"],
         ended_at=row["ended_at"],
+        state_bytes=len(row["state"]),
     )
 
 
@@ -222,6 +225,8 @@ _encode = msgspec.json.Encoder().encode
 
 def _row(one: Projected) -> tuple[object, ...]:
     state = one.state
+    encoded = _encode(state)
+    one.state_bytes = len(encoded)
     return (
         state.execution_id,
         state.catalog_id,
@@ -229,7 +234,7 @@ def _row(one: Projected) -> tuple[object, ...]:
         one.version,
         one.shard_id,
         state.status,
-        _encode(state).decode(),
+        encoded.decode(),
         _encode(progress(state)).decode(),
         waiting_on(state),
         one.last_event_type,

@@ -4,7 +4,7 @@ The reaper tells the broker, which looks at the log and decides. Where that lead
 the execution is flagged: a row of noetl.dead_letter, which goes when the execution moves again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,11 +19,13 @@ from noetl_core.store.postgres import Connection, Pool
 #
 # Very many may wait for somebody, so that is seen in the small column `waits_for`; the state is
 # read of those that remain. It is believed only if it is of the last event (migration 0011).
+#
+# `quiet` stands by itself: beside what the planner believes it to cost, reading all timers for each
+# of its rows would be no difference to it.
 _IDLE = """
-WITH idle AS MATERIALIZED (
+WITH quiet AS MATERIALIZED (
     SELECT x.execution_id, x.shard_id, x.updated_at, x.waiting_on
     FROM noetl.execution AS x
-    JOIN noetl.setting AS s ON s.name = 'shard_count'
     WHERE x.status IN ('PENDING', 'RUNNING')
       AND x.updated_at < now() - make_interval(secs => $1)
       AND NOT coalesce(
@@ -38,7 +40,11 @@ WITH idle AS MATERIALIZED (
               )
           )), false
       )
-      AND NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.execution_id = x.execution_id)
+), idle AS MATERIALIZED (
+    SELECT x.execution_id, x.shard_id, x.updated_at, x.waiting_on
+    FROM quiet AS x
+    JOIN noetl.setting AS s ON s.name = 'shard_count'
+    WHERE NOT EXISTS (SELECT FROM noetl.command AS c WHERE c.execution_id = x.execution_id)
       AND NOT EXISTS (
           SELECT FROM noetl.inbox AS i
           WHERE i.shard_id = noetl.vnode(x.execution_id) % s.value::integer
@@ -66,27 +72,31 @@ FROM idle LEFT JOIN waits USING (execution_id)
 WHERE NOT coalesce(waits.alive, false)
 """
 
-_NOT_TOLD = f"""{_IDLE}
-  AND NOT EXISTS (
-      SELECT FROM unnest($3::bigint[]) AS told (execution_id)
-      WHERE told.execution_id = idle.execution_id
-  )
-ORDER BY idle.updated_at
-LIMIT $4
-"""
+# As with leases (command.py), no shard hides the executions of another.
+_OLDEST_IDLE = f"""
+SELECT execution_id FROM (
+    SELECT found.execution_id, found.updated_at, s.value::integer AS shard_count,
+           row_number() OVER (
+               PARTITION BY noetl.vnode(found.execution_id) % s.value::integer
+               ORDER BY found.updated_at, found.execution_id
+           ) AS place
+    FROM ({_IDLE}) AS found
+    JOIN noetl.setting AS s ON s.name = 'shard_count'
+) AS placed
+WHERE place <= greatest(1, $3::integer / shard_count)
+ORDER BY place, updated_at
+LIMIT $3
+"""  # noqa: S608 - a constant
 
 _WAITS = wait_timer(CommandId(""))
 
 
 async def idle_executions(
-    conn: Connection | Pool,
-    *,
-    idle_seconds: float,
-    but_not: Iterable[ExecutionId] = (),
-    limit: int,
+    conn: Connection | Pool, *, idle_seconds: float, limit: int
 ) -> list[ExecutionId]:
-    """Running executions without a command, a wait, a message or an event for `idle_seconds`."""
-    rows = await conn.fetch(_NOT_TOLD, idle_seconds, _WAITS, list(but_not), limit)
+    """Running executions without a command, a wait, a message or an event for `idle_seconds`: of
+    each shard the oldest, up to its share of the limit."""
+    rows = await conn.fetch(_OLDEST_IDLE, idle_seconds, _WAITS, limit)
     return [ExecutionId(row["execution_id"]) for row in rows]
 
 

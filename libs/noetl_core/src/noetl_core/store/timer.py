@@ -17,16 +17,27 @@ class DueTimer(NamedTuple):
     due_at: datetime
 
 
+# As with leases (command.py), no shard hides the timers of another.
 _DUE = """
-SELECT execution_id, timer, due_at FROM noetl.timer
-WHERE due_at <= now()
-ORDER BY due_at
+SELECT execution_id, timer, due_at
+FROM (
+    SELECT t.execution_id, t.timer, t.due_at, s.value::integer AS shard_count,
+           row_number() OVER (
+               PARTITION BY noetl.vnode(t.execution_id) % s.value::integer
+               ORDER BY t.due_at, t.execution_id, t.timer
+           ) AS place
+    FROM noetl.timer AS t
+    JOIN noetl.setting AS s ON s.name = 'shard_count'
+    WHERE t.due_at <= now()
+) AS due
+WHERE place <= greatest(1, $1::integer / shard_count)
+ORDER BY place, due_at
 LIMIT $1
 """
 
 
 async def due(conn: Connection | Pool, *, limit: int) -> list[DueTimer]:
-    """Timers that have run out, the oldest first."""
+    """Timers that have run out: of each shard the oldest, up to its share of the limit."""
     return [DueTimer(*row) for row in await conn.fetch(_DUE, limit)]
 
 
