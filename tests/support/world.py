@@ -143,7 +143,8 @@ class BrokerProcess:
         """What it remembers is what the log says, unless it does not know the log."""
         if self.is_fenced or self.in_hand:
             return
-        for execution_id, live in self.states._live.items():
+        for execution_id in self.states._live:
+            live = self.states.get(execution_id)
             expected = self._database.ledger(execution_id).state
             assert live.state == expected, (live.state, expected)
 

@@ -209,7 +209,7 @@ async def test_what_the_database_refuses_is_found_one_by_one_and_the_others_are_
 
 async def test_nothing_is_left_to_mark_of_executions_that_have_ended(desk: Desk) -> None:
     """Without a barrier for days, the next one would otherwise read all of them."""
-    desk.states._states_max = 10
+    desk.states._live._count_max = 10
     for _ in range(60):
         await desk.start(CHAIN)
     await desk.run({"first": {"go": False}})

@@ -25,6 +25,10 @@ class BrokerConfig(ShardConfig, frozen=True, kw_only=True):
     broker_states_max: Annotated[
         int, Meta(gt=0, description="Executions whose state is kept in memory.")
     ] = 10_000
+    broker_states_mb: Annotated[
+        float,
+        Meta(gt=0, description="And of how much, as JSON; in memory it is up to eight times that."),
+    ] = 32.0
     command_attempts_max: Annotated[
         int, Meta(gt=0, le=1000, description="A command that is lost so often has failed.")
     ] = COMMAND_ATTEMPTS_MAX

@@ -35,6 +35,8 @@ from noetl_core.store.resize import Generation
 from noetl_core.wire.messages import Barrier, encode_messages
 from noetl_core.wire.subjects import ANY_INBOX_WAKE, EPOCHS_CLOSE, shards_wake
 
+_MB = 1024 * 1024
+
 
 async def start(service: Service[BrokerConfig]) -> None:
     config = service.config
@@ -43,7 +45,9 @@ async def start(service: Service[BrokerConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="broker"))
     consumer = await service.open(open_consumer(bus))
     states = States(
-        states_max=config.broker_states_max, shard_count=await setting.shard_count(pool)
+        states_max=config.broker_states_max,
+        bytes_max=round(config.broker_states_mb * _MB),
+        shard_count=await setting.shard_count(pool),
     )
 
     async def gained(claims: Sequence[Claim]) -> None:

@@ -7,6 +7,7 @@ tail of the log after it), never an answer.
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 
+import msgspec
 import structlog
 
 from noetl_broker.metrics import REPLAYED
@@ -18,9 +19,15 @@ from noetl_core.domain.parse import parse_playbook
 from noetl_core.domain.playbook import Playbook
 from noetl_core.domain.sharding import shard_of
 from noetl_core.domain.state import ExecutionState
+from noetl_core.process.recent import Recent
 from noetl_core.store import catalog, event, snapshot
 from noetl_core.store.postgres import Connection
 from noetl_core.wire.messages import Stored
+
+STATES_BYTES_MAX = 32 * 1024 * 1024
+"""As JSON: decoded they take up to eight times as much."""
+
+_encode = msgspec.json.Encoder().encode
 
 log = structlog.get_logger()
 
@@ -47,10 +54,11 @@ class Live:
 
 
 class States:
-    def __init__(self, *, states_max: int, shard_count: int) -> None:
-        self._states_max = states_max
+    def __init__(
+        self, *, states_max: int, shard_count: int, bytes_max: int = STATES_BYTES_MAX
+    ) -> None:
         self.shard_count = shard_count
-        self._live: OrderedDict[ExecutionId, Live] = OrderedDict()
+        self._live: Recent[ExecutionId, Live] = Recent(count_max=states_max, bytes_max=bytes_max)
 
     def get(self, execution_id: ExecutionId) -> Live:
         """What is in memory; for an execution that is not, the state before its first event.
@@ -60,14 +68,13 @@ class States:
         """
         live = self._live.get(execution_id)
         if live is None:
-            live = self._live[execution_id] = Live(ExecutionState(execution_id=execution_id))
-        else:
-            self._live.move_to_end(execution_id)
+            live = Live(ExecutionState(execution_id=execution_id))
+            self._live.put(execution_id, live)
         return live
 
     def drop(self, execution_ids: Iterable[ExecutionId]) -> None:
         for execution_id in execution_ids:
-            self._live.pop(execution_id, None)
+            self._live.forget(execution_id)
 
     def drop_shards(self, shards: Collection[ShardId]) -> None:
         self.drop([e for e in self._live if shard_of(e, shard_count=self.shard_count) in shards])
@@ -83,14 +90,14 @@ class States:
         go of."""
         live = self._live.get(execution_id)
         if live is None or live.state.is_terminal:
-            self._live.pop(execution_id, None)
+            self._live.forget(execution_id)
             return False
         live.forget_values()
+        self._live.put(execution_id, live, size=_size_of(live.state))
         return True
 
     def trim(self) -> None:
-        while len(self._live) > self._states_max:
-            self._live.popitem(last=False)
+        self._live.trim()
 
     async def load(
         self, conn: Connection, execution_ids: Iterable[ExecutionId]
@@ -108,8 +115,14 @@ class States:
         REPLAYED.add(replayed)
         if loaded or replayed:
             log.info("states.replayed", executions=len(missing), events=replayed)
-        self._live.update({e: Live(s) for e, s in states.items() if e not in unreadable})
+        for execution_id, state in states.items():
+            if execution_id not in unreadable:
+                self._live.put(execution_id, Live(state), size=_size_of(state))
         return unreadable
+
+
+def _size_of(state: ExecutionState) -> int:
+    return len(_encode(state))
 
 
 async def _replay(

@@ -4,11 +4,10 @@ It is an accelerator and nothing more. Whatever it holds is in the database too,
 whenever the two may differ: the shard has another epoch, or a turn did not come to its end.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from noetl_core.domain.ids import EventId, ExecutionId, ShardId
+from noetl_core.process.recent import Recent
 from noetl_core.store.execution_projection import Projected, Reached
 
 BYTES_MAX = 32 * 1024 * 1024
@@ -32,10 +31,9 @@ class Memory:
         self.given_up: dict[ExecutionId, ShardId] = {}
         """Executions whose row could not be read nor made anew: they are passed over for as long as
         their shard is ours, so that a long log is not read again by every turn."""
-        self._executions_max = executions_max
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._executions: OrderedDict[ExecutionId, _Kept] = OrderedDict()
+        self._executions: Recent[ExecutionId, Projected] = Recent(
+            count_max=executions_max, bytes_max=bytes_max
+        )
 
     def keep(self, owned: Mapping[ShardId, int]) -> None:
         """Forget every shard that is not owned under the epoch it was read under."""
@@ -51,46 +49,29 @@ class Memory:
             self.epochs.pop(shard, None)
             self.watermarks.pop(shard, None)
         self.given_up = {e: shard for e, shard in self.given_up.items() if shard not in gone}
-        kept = self._executions.items()
-        for execution_id in [e for e, (one, _) in kept if one.shard_id in gone]:
-            self._forget(execution_id)
+        for execution_id, one in self.recall(list(self._executions)).items():
+            if one.shard_id in gone:
+                self._executions.forget(execution_id)
 
     def clear(self) -> None:
         self.epochs.clear()
         self.watermarks.clear()
         self.given_up.clear()
         self._executions.clear()
-        self._bytes = 0
         self.behind = 0
 
     def recall(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, Projected]:
-        return {e: self._executions[e].row for e in execution_ids if e in self._executions}
+        found = ((e, self._executions.get(e)) for e in execution_ids)
+        return {e: one for e, one in found if one is not None}
 
     def remember(
         self, changed: Mapping[ExecutionId, Projected], reached: Mapping[ShardId, Reached]
     ) -> None:
-        """Keep what moves and let go of what has ended; the longest untouched makes room. The last
-        one stays, however large: to read it anew in every turn would take as much memory."""
+        """Keep what moves and let go of what has ended; the longest untouched makes room."""
         self.watermarks.update({shard: to.event_id for shard, to in reached.items()})
         for execution_id, one in changed.items():
-            self._forget(execution_id)
-            if not one.state.is_terminal:
-                self._executions[execution_id] = _Kept(one, one.state_bytes)
-                self._bytes += one.state_bytes
-        while self._is_full() and len(self._executions) > 1:
-            self._forget(next(iter(self._executions)))
-
-    def _is_full(self) -> bool:
-        return len(self._executions) > self._executions_max or self._bytes > self._bytes_max
-
-    def _forget(self, execution_id: ExecutionId) -> None:
-        kept = self._executions.pop(execution_id, None)
-        if kept is not None:
-            self._bytes -= kept.bytes
-
-
-class _Kept(NamedTuple):
-    """A row, and what it was counted as: by now it may have grown."""
-
-    row: Projected
-    bytes: int
+            if one.state.is_terminal:
+                self._executions.forget(execution_id)
+            else:
+                self._executions.put(execution_id, one, size=one.state_bytes)
+        self._executions.trim()
