@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from noetl_api_gateway.shown import SECONDS_DEFAULT
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
 from noetl_core.domain.state import StepState
@@ -10,6 +11,8 @@ from noetl_core.store.postgres import Pool
 from services.api_gateway.conftest import Client
 from services.api_gateway.given import an_event, an_execution
 
+QUICK_SECONDS = SECONDS_DEFAULT / 2
+"""Nobody has waited, who would have waited twice as long."""
 SHOWN = 99  # what `an_execution` says it was projected up to
 
 
@@ -35,7 +38,7 @@ async def test_an_event_that_is_shown_already_costs_no_wait(client: Client, pool
     answer = await client.get(f"/api/executions/1?min_event_id={SHOWN}")
 
     assert answer.status_code == 200
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < QUICK_SECONDS
 
 
 async def test_the_answer_waits_until_the_event_is_shown(client: Client, pool: Pool) -> None:
@@ -78,7 +81,7 @@ async def test_a_wait_of_zero_looks_once(client: Client, pool: Pool) -> None:
     answer = await client.get(f"/api/executions/1?min_event_id={known}&wait=0")
 
     assert answer.status_code == 504
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < QUICK_SECONDS
 
 
 async def test_an_event_of_another_execution_counts_when_the_shard_has_passed_it(
@@ -127,7 +130,7 @@ async def test_an_unknown_execution_is_not_waited_for(client: Client) -> None:
         answer = await client.get(f"/api/executions/12{suffix}?min_event_id=5")
 
         assert answer.status_code == 404
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < QUICK_SECONDS
 
 
 async def test_an_event_names_its_epoch_in_its_meta(client: Client, pool: Pool) -> None:
