@@ -49,6 +49,15 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        """Once more with other ports where somebody was quicker to listen on one of them."""
+        try:
+            self._start()
+        except AssertionError:
+            self.kill()
+            self.port = free_port()
+            self._start()
+
+    def _start(self) -> None:
         (self.directory / "s3.json").write_text(json.dumps(_identities()))
         with (self.directory / "weed.log").open("ab") as output:
             self._process = subprocess.Popen(self._command(), stdout=output, stderr=output)

@@ -94,13 +94,13 @@ async def test_two_workers_never_run_the_same_command(
     database: str, pool: Pool, nats_url: str
 ) -> None:
     catalog_id = await register(pool, NOOP)
-    keys = [await issue(pool, catalog_id, "a", index=n, element=n) for n in range(300)]
 
     async with (
         listening(nats_url, pool) as ear,
         working(config(database, nats_url, instance="worker-a", worker_slots=4)),
         working(config(database, nats_url, instance="worker-b", worker_slots=4)),
     ):
+        keys = [await issue(pool, catalog_id, "a", index=n, element=n) for n in range(300)]
         await eventually(lambda: len(ear.ends) >= len(keys))
         await asyncio.sleep(0.1)
 
