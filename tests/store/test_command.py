@@ -133,7 +133,7 @@ async def test_a_heartbeat_says_what_is_still_ours(pool: Pool) -> None:
     kept = await heartbeat(pool, A, [ours, gone, theirs], lease_seconds=60)
 
     assert kept == {ours}
-    assert [row.command_id for row in await expired(pool, limit=10)] == ["theirs"]
+    assert [row.command_id for row in await expired(pool, limit=1000)] == ["theirs"]
 
 
 async def test_a_heartbeat_takes_back_a_lease_that_postgres_has_forgotten(pool: Pool) -> None:
@@ -177,7 +177,7 @@ async def test_what_a_predecessor_of_the_same_name_held_is_not_held_by_its_succe
     own = await take_rows(pool)
 
     assert await held_by(pool, A) == own
-    assert [row.command_id for row in await expired(pool, limit=10)] == [old]
+    assert [row.command_id for row in await expired(pool, limit=1000)] == [old]
 
 
 async def forget_leases(pool: Pool) -> None:
@@ -216,9 +216,9 @@ async def test_who_gives_up_commands_never_waits_for_a_broker_that_is_committing
         await broker.execute("DELETE FROM noetl.command WHERE command_id = 'b'")
         async with asyncio.timeout(5):
             await give_back(pool, A, keys[:2])
-            given_back = [row.command_id for row in await expired(pool, limit=10)]
+            given_back = [row.command_id for row in await expired(pool, limit=1000)]
             await give_up_all(pool, A)
-            given_up = [row.command_id for row in await expired(pool, limit=10)]
+            given_up = [row.command_id for row in await expired(pool, limit=1000)]
         await transaction.rollback()
 
     # The one that was not deleted after all is held until its lease runs out.
@@ -242,15 +242,15 @@ async def test_a_lease_expires_after_its_grace(pool: Pool) -> None:
 async def test_what_is_given_back_is_expired_at_once_and_never_renewed(pool: Pool) -> None:
     key = await insert(pool, "c")
     await take(pool)
-    assert await expired(pool, limit=10) == []
+    assert await expired(pool, limit=1000) == []
 
     await give_back(pool, B, [key])
-    assert await expired(pool, limit=10) == []
+    assert await expired(pool, limit=1000) == []
     await give_back(pool, A, [key])
 
-    assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+    assert [row.command_id for row in await expired(pool, limit=1000)] == ["c"]
     assert await heartbeat(pool, A, [key], lease_seconds=60) == set()
-    assert [row.command_id for row in await expired(pool, limit=10)] == ["c"]
+    assert [row.command_id for row in await expired(pool, limit=1000)] == ["c"]
 
 
 async def test_a_worker_gets_only_what_it_has_everything_for(pool: Pool) -> None:

@@ -1,5 +1,10 @@
 """The turn of the compactor: which partitions exist afterwards."""
 
+import pytest
+from opentelemetry.metrics import CallbackOptions
+from structlog.testing import capture_logs
+
+from noetl_compactor import metrics
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
 from noetl_compactor.main import start
@@ -53,6 +58,22 @@ async def test_a_week_that_began_in_the_default_partition_does_not_stop_the_next
 
     assert outcomes == {"occupied": 1, "created": 5}
     assert await pool.fetchval("SELECT count(*) FROM noetl.event") == 1
+
+
+async def test_more_partitions_than_retention_would_leave_are_shown_and_said_once(
+    pool: Pool, compactor_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_compactor.compact.PARTITIONS_MAX", 4)
+    told = Told()
+
+    with capture_logs() as lines:
+        counts = []
+        for weeks_ahead in (2, 3, 3):  # this week and the default one besides
+            await compact(compactor_pool, told, now_ms=NOW_MS, weeks_ahead=weeks_ahead)
+            counts += [one.value for one in metrics._count(CallbackOptions())]
+
+    assert counts == [4, 5, 5]
+    assert [line["count"] for line in lines if line["event"] == "partition.many"] == [5]
 
 
 async def test_the_service_makes_them_at_its_start(pool: Pool, database: str) -> None:

@@ -54,7 +54,7 @@ async def test_a_lease_whose_answer_was_lost_is_given_back_and_what_runs_is_kept
 
         rows = await pool.fetch("SELECT command_id FROM noetl.command WHERE given_back")
         assert [row[0] for row in rows] == [lost[1]]
-        assert [row.command_id for row in await command.expired(pool, limit=9)] == [lost[1]]
+        assert [row.command_id for row in await command.expired(pool, limit=1000)] == [lost[1]]
         assert await ear.done(runs) is None
 
 
@@ -92,9 +92,9 @@ async def test_a_lease_that_ran_out_is_left_to_the_reaper(pool: Pool) -> None:
     )
 
     assert found.given_back == 0, "our predecessor may have died of it"
-    assert [(row.execution_id, row.command_id) for row in await command.expired(pool, limit=9)] == [
-        key
-    ]
+    assert [
+        (row.execution_id, row.command_id) for row in await command.expired(pool, limit=1000)
+    ] == [key]
 
 
 async def test_only_what_was_leased_before_the_look_and_is_not_held_is_given_back(

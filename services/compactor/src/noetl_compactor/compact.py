@@ -15,14 +15,19 @@ from noetl_core.store import partition
 from noetl_core.store.partition import Ensured
 from noetl_core.store.postgres import Pool
 
+PARTITIONS_MAX = 104
+"""Two years. Of more somebody should know: docs/adr/0003-partition-by-execution-id.md."""
+
 log = structlog.get_logger()
 
 
 class Told:
-    """What was said already: a week that stays in the DEFAULT partition is worth one line."""
+    """What was said already: a week that stays in the DEFAULT partition is worth one line, and so
+    are too many of them."""
 
     def __init__(self) -> None:
         self._said: dict[str, Ensured] = {}
+        self.has_many = False
 
     def is_news(self, one: Partition, outcome: Ensured) -> bool:
         news = outcome != "exists" and self._said.get(one.name) != outcome
@@ -40,4 +45,14 @@ async def compact(pool: Pool, told: Told, *, now_ms: int, weeks_ahead: int) -> C
             log.info("partition.ensured", partition=one.name, outcome=outcome)
     metrics.PARTITIONS_CREATED.add(outcomes["created"])
     metrics.show_missing({"occupied": outcomes["occupied"], "busy": outcomes["busy"]})
+    await _count(pool, told)
     return outcomes
+
+
+async def _count(pool: Pool, told: Told) -> None:
+    count = await partition.count(pool)
+    metrics.show_partitions(count)
+    has_many = count > PARTITIONS_MAX
+    if has_many and not told.has_many:
+        log.warning("partition.many", count=count, advice="set NOETL_COMPACTOR_ENABLED=true")
+    told.has_many = has_many

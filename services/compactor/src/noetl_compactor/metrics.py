@@ -31,6 +31,23 @@ _meter.create_observable_gauge(
     [_missing],
     description="Partitions of this and the coming weeks that could not be made, by outcome.",
 )
+
+_partitions: list[int] = []
+
+
+def show_partitions(count: int) -> None:
+    _partitions[:] = [count]
+
+
+def _count(_: CallbackOptions) -> Iterable[Observation]:
+    return [Observation(count) for count in list(_partitions)]
+
+
+_meter.create_observable_gauge(
+    "noetl_compactor_partitions",
+    [_count],
+    description="Partitions of the log: every statement that looks at all of them locks each.",
+)
 EVENTS_ARCHIVED = _meter.create_counter(
     "noetl_compactor_events_archived", description="Events written to archives and verified."
 )
@@ -76,4 +93,5 @@ RESULTS_EXPIRED = _meter.create_counter(
 def show_nothing() -> None:
     """Somebody else leads: what was seen here is of the past."""
     _partitions_missing.clear()
+    _partitions.clear()
     _events_per_second.clear()

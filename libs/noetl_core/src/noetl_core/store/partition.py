@@ -18,3 +18,13 @@ async def ensure(conn: Connection | Pool, partition: Partition) -> Ensured:
     """
     outcome: Ensured = await conn.fetchval(_ENSURE, *partition)
     return outcome
+
+
+_COUNT = """
+SELECT count(*) FROM pg_catalog.pg_inherits WHERE inhparent = 'noetl.event'::regclass
+"""
+
+
+async def count(conn: Connection | Pool) -> int:
+    """How many partitions the log has, the DEFAULT one among them."""
+    return int(await conn.fetchval(_COUNT))
