@@ -34,6 +34,7 @@ from services.worker.desk import (
 from support.nats import NatsServer
 
 NOOP = playbook("- step: a\n  input: {x: 1}\n  tool: {kind: noop}")
+NAP = playbook("- step: a\n  tool: {kind: shell, command: sleep 0.2}")
 SLEEP = playbook(
     """
 - step: a
@@ -93,14 +94,14 @@ async def test_a_tool_that_says_it_was_cancelled_though_nobody_stopped_it_has_fa
 async def test_two_workers_never_run_the_same_command(
     database: str, pool: Pool, nats_url: str
 ) -> None:
-    catalog_id = await register(pool, NOOP)
+    catalog_id = await register(pool, NAP)
 
     async with (
         listening(nats_url, pool) as ear,
         working(config(database, nats_url, instance="worker-a", worker_slots=4)),
         working(config(database, nats_url, instance="worker-b", worker_slots=4)),
     ):
-        keys = [await issue(pool, catalog_id, "a", index=n, element=n) for n in range(300)]
+        keys = [await issue(pool, catalog_id, "a", index=n, element=n) for n in range(60)]
         await eventually(lambda: len(ear.ends) >= len(keys))
         await asyncio.sleep(0.1)
 

@@ -44,11 +44,7 @@ async def start(service: Service[BrokerConfig]) -> None:
     bus = await service.open(open_bus(config.nats_url, name=config.instance))
     member = await service.open(join_runtime(service, pool, kind="broker"))
     consumer = await service.open(open_consumer(bus))
-    states = States(
-        states_max=config.broker_states_max,
-        bytes_max=round(config.broker_states_mb * _MB),
-        shard_count=await setting.shard_count(pool),
-    )
+    states = _states(config, shard_count=await setting.shard_count(pool))
 
     async def gained(claims: Sequence[Claim]) -> None:
         shards = [claim.shard_id for claim in claims]
@@ -121,6 +117,14 @@ async def _pass_over_log(pool: Pool, member: Member, shards: Sequence[ShardId]) 
     generation = await resize.current(pool)
     member.pass_over(generation.switch_id)
     return generation
+
+
+def _states(config: BrokerConfig, *, shard_count: int) -> States:
+    return States(
+        states_max=config.broker_states_max,
+        bytes_max=round(config.broker_states_mb * _MB),
+        shard_count=shard_count,
+    )
 
 
 def _broker(
