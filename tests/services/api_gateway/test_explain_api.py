@@ -258,6 +258,15 @@ class TestExplain:
         assert "runs out at 2030-01-01T00:00:00Z" in text
         assert "The last error: http: 503 in step `load`, attempt 2" in text
 
+    async def test_what_happened_last_is_no_checkpoint(self, client: Client, pool: Pool) -> None:
+        await an_execution(pool, 1)
+        await an_event(pool, 1, event_type="command.parked")
+        await an_event(pool, 1, event_type="checkpoint.committed")
+
+        text = await sentences(client)
+
+        assert "The last thing that happened was `command.parked`, " in text
+
     async def test_it_says_that_nobody_owns_the_shard(self, client: Client, pool: Pool) -> None:
         await an_execution(pool, 1)
         await pool.execute(

@@ -18,7 +18,7 @@ from noetl_core.domain.ids import ExecutionId
 from noetl_core.domain.state import TERMINAL, ExecutionState
 from noetl_core.store import execution, waiting
 from noetl_core.store.postgres import Pool
-from noetl_core.store.waiting import OpenCommandRow, Situation
+from noetl_core.store.waiting import LastEvent, OpenCommandRow, Situation
 from noetl_core.wire import http
 
 COMMANDS_MAX = 50
@@ -54,6 +54,7 @@ async def _facts(
 ) -> Facts:
     pool = gateway.pool
     around = await waiting.surroundings(pool, execution_id)
+    last = await waiting.last_event(pool, execution_id)
     steps = _steps(view.progress)
     return Facts(
         execution_id=view.execution_id,
@@ -64,7 +65,8 @@ async def _facts(
         started_at=view.started_at,
         updated_at=view.updated_at,
         ended_at=view.ended_at,
-        last_event=_last_event(view),
+        last_event=None if last is None else _named(last),
+        last_event_at=None if last is None else last.created_at,
         steps_done=sum(step["status"] == "COMPLETED" for step in steps.values()),
         steps_seen=len(steps),
         waiting_on=view.waiting_on,
@@ -96,11 +98,9 @@ def _steps(progress: Any) -> dict[str, Any]:
     return steps
 
 
-def _last_event(view: http.ExecutionView) -> str | None:
-    if view.last_event_type is None:
-        return None
-    where = "" if view.last_node_name is None else f" of step `{view.last_node_name}`"
-    return f"`{view.last_event_type}`{where}"
+def _named(event: LastEvent) -> str:
+    where = "" if event.node_name is None else f" of step `{event.node_name}`"
+    return f"`{event.event_type}`{where}"
 
 
 def _holder(row: OpenCommandRow) -> Holder:

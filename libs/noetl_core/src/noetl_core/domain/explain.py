@@ -38,6 +38,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     ended_at: datetime | None = None
     last_event: str | None = None
+    last_event_at: datetime | None = None
     steps_done: int = 0
     steps_seen: int = 0
     waiting_on: str | None = None
@@ -90,8 +91,8 @@ def _standing(facts: Facts) -> Iterator[str]:
     )
     if facts.waiting_on is not None:
         yield f"What it waits for: {facts.waiting_on}."
-    if facts.last_event is not None:
-        ago = lasting(facts.now - facts.updated_at)
+    if facts.last_event is not None and facts.last_event_at is not None:
+        ago = lasting(facts.now - facts.last_event_at)
         yield f"The last thing that happened was {facts.last_event}, {ago} ago."
 
 

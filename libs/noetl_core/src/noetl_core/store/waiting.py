@@ -209,6 +209,25 @@ async def surroundings(conn: Connection | Pool, execution_id: ExecutionId) -> Su
     return Surroundings(*row)
 
 
+class LastEvent(NamedTuple):
+    event_type: str
+    node_name: str | None
+    created_at: datetime
+
+
+# That an epoch was closed over it is nothing that happened to it.
+_LAST_EVENT = """
+SELECT event_type, node_name, created_at FROM noetl.event
+WHERE execution_id = $1 AND event_type <> 'checkpoint.committed'
+ORDER BY event_id DESC LIMIT 1
+"""
+
+
+async def last_event(conn: Connection | Pool, execution_id: ExecutionId) -> LastEvent | None:
+    row = await conn.fetchrow(_LAST_EVENT, execution_id)
+    return None if row is None else LastEvent(*row)
+
+
 class LastError(NamedTuple):
     event_type: str
     node_name: str | None
