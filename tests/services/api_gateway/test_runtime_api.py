@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from noetl_api_gateway.app import build_app
@@ -207,6 +208,16 @@ class TestHeartbeat:
 
         assert (worker["slots"], worker["running"], worker["free"]) == shown
 
+    @pytest.mark.parametrize("said", ["running", "free", "available_slots", "active_tasks"])
+    async def test_more_than_anybody_has_is_refused_and_harms_nobody(
+        self, client: Client, pool: Pool, said: str
+    ) -> None:
+        status, problem = await post(client, "/api/worker/pool/heartbeat", {**POOL, said: 10**400})
+
+        assert status == 422
+        assert problem["field"] == said
+        await metric.observe(pool)
+
     async def test_of_nobody_is_refused(self, client: Client) -> None:
         assert (await post(client, "/api/worker/pool/heartbeat", {"running": 1}))[0] == 422
 
@@ -366,6 +377,24 @@ class TestLists:
         pools = (await get(client, "/api/worker/pools"))["items"]
 
         assert [pool["name"] for pool in pools] == ["b", "5", "c"]
+
+    async def test_a_pool_with_more_tools_than_can_be_counted_harms_nobody(
+        self, client: Client
+    ) -> None:
+        for name in "ab":
+            labels = {"pool_name": "ours"}
+            said = {"name": name, "labels": labels, "tools": {"python": 10**4299 * 9, "http": 2}}
+            # As text: a client of Python does not write so large a number.
+            body = msgspec.json.encode({**POOL, **said})
+            answer = await client.post("/api/worker/pool/register", content=body)
+            assert answer.status_code == 200, answer.text
+
+        (pool,) = (await get(client, "/api/worker/pools"))["items"]
+
+        assert pool["tools"] == {
+            "http": {"slots": None, "free": 4},
+            "python": {"slots": None, "free": None},
+        }
 
     async def test_servers_and_pools_are_found_by_the_names_others_have_for_them(
         self, client: Client, pool: Pool

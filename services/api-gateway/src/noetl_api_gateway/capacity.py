@@ -153,7 +153,8 @@ def _sum(counts: list[int | None]) -> int | None:
 
 def _count(said: Any) -> int | None:
     """Whoever reports over HTTP may have written anything."""
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+    is_count = isinstance(said, int) and not isinstance(said, bool)
+    return said if is_count and 0 <= said <= http.CAPACITY_MAX else None
 
 
 def _json(text: str | None) -> Any:

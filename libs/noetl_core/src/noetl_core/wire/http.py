@@ -498,6 +498,8 @@ class DeadLetterDiscarded(Answer, frozen=True, kw_only=True):
 ComponentName = Annotated[str, Meta(min_length=1, max_length=255)]
 ComponentKind = Literal["worker_pool", "server_api", "broker"]
 ComponentStatus = Literal["ready", "draining", "offline"]
+CAPACITY_MAX = 1_000_000
+Slots = Annotated[int, Meta(ge=0, le=CAPACITY_MAX)]
 
 
 class ComponentReport(Request, frozen=True, kw_only=True):
@@ -511,17 +513,17 @@ class ComponentReport(Request, frozen=True, kw_only=True):
     uri: Text | None = None
     base_url: Text | None = None
     status: ComponentStatus | None = None
-    capacity: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    capacity: Slots | None = None
     labels: list[str] | dict[str, Any] | None = None
     capabilities: list[str] | None = None
     pid: int | None = None
     hostname: Annotated[str, Meta(max_length=255)] | None = None
-    running: Annotated[int, Meta(ge=0)] | None = None
-    free: Annotated[int, Meta(ge=0)] | None = None
+    running: Slots | None = None
+    free: Slots | None = None
     tools: dict[str, Any] | None = None
     worker_id: Annotated[str, Meta(max_length=200)] | None = None
-    available_slots: Annotated[int, Meta(ge=0)] | None = None
-    active_tasks: Annotated[int, Meta(ge=0)] | None = None
+    available_slots: Slots | None = None
+    active_tasks: Slots | None = None
     tool_pools: dict[str, Any] | None = None
     heartbeat_interval_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
 
