@@ -493,3 +493,18 @@ class TestMetrics:
 
         assert status == 422
         assert "timezone" in problem["detail"]
+
+    @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+    async def test_the_ends_of_the_calendar_are_moments_in_any_zone(
+        self, client: Client, moment: str
+    ) -> None:
+        sample = {"name": "m", "value": 1, "reported_at": moment}
+
+        status, _ = await post(
+            client, "/api/metrics/report", {"component": "c", "metrics": [sample]}
+        )
+        found = await client.get("/api/metrics/query", params={"since": moment, "until": moment})
+
+        assert (status, found.status_code) == (202, 200)
+        (item,) = (await get(client, "/api/metrics/query?name=m"))["items"]
+        assert datetime.fromisoformat(item["reported_at"]) <= datetime.now(UTC)

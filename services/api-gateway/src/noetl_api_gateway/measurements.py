@@ -1,5 +1,6 @@
 """Metrics that processes report here, for systems without a Prometheus to scrape them."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,11 +18,19 @@ from noetl_core.wire import http
 if TYPE_CHECKING:
     from asyncpg import Record
 
+_FIRST = datetime(1, 1, 2, tzinfo=UTC)
+_LAST = datetime(9999, 12, 30, tzinfo=UTC)
+
 
 async def report(gateway: Gateway, request: Request) -> Response:
     asked = await plain_json_body(request, http.MetricsReport)
     samples = [
-        Sample(one.name, one.value, msgspec.json.encode(one.labels).decode(), one.reported_at)
+        Sample(
+            one.name,
+            one.value,
+            msgspec.json.encode(one.labels).decode(),
+            _in_calendar(one.reported_at),
+        )
         for one in asked.metrics
     ]
     await metric.report(gateway.pool, samples, kind=asked.kind, component=asked.component)
@@ -35,8 +44,8 @@ async def list_newest(gateway: Gateway, request: Request) -> Response:
         name=asked.name,
         component=asked.component,
         kinds=None if asked.kind is None else kinds_meant(asked.kind),
-        since=asked.since,
-        until=asked.until,
+        since=_in_calendar(asked.since),
+        until=_in_calendar(asked.until),
         before=asked.before,
         limit=asked.limit + 1,
     )
@@ -46,6 +55,11 @@ async def list_newest(gateway: Gateway, request: Request) -> Response:
         next_before=str(shown[-1]["metric_id"]) if len(rows) > asked.limit else None,
     )
     return answer(200, page)
+
+
+def _in_calendar(moment: datetime | None) -> datetime | None:
+    """At the ends of the calendar another zone may have no such day, and Postgres thinks in UTC."""
+    return None if moment is None else min(max(moment, _FIRST), _LAST)
 
 
 def _metric(row: "Record") -> http.MetricView:
