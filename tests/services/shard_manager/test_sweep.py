@@ -14,7 +14,7 @@ from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.store.runtime import Registration
 from noetl_shard_manager.config import ShardManagerConfig
 from noetl_shard_manager.main import start
-from noetl_shard_manager.sweep import measure, sweep
+from noetl_shard_manager.sweep import Hearing, measure, sweep
 
 
 @pytest.fixture
@@ -52,6 +52,27 @@ async def test_a_silent_process_is_offline_and_is_forgotten_after_a_day(
 
     offline = dict.fromkeys(("p2", "p3", "p5"), "offline")
     assert await statuses(pool) == {"p1": "ready"} | offline
+
+
+async def test_after_an_outage_everybody_has_the_whole_time_to_be_heard(
+    pool: Pool, manager_pool: Pool
+) -> None:
+    await add_process(pool, 1, silent_seconds=100, status="ready")
+    now = 0.0
+    hearing = Hearing(late_seconds=30, clock=lambda: now)
+    seen = []
+
+    for now in (15, 30, 90, 105, 120, 135, 150):
+        heard_seconds = await hearing.look(manager_pool)
+        await sweep(
+            manager_pool, offline_seconds=45, forget_seconds=86_400, heard_seconds=heard_seconds
+        )
+        seen.append((await statuses(pool))["p1"])
+        if now < 90:
+            await pool.execute("UPDATE noetl.runtime SET status = 'ready' WHERE name = 'p1'")
+
+    # The turns between 30 and 90 s failed, or hung.
+    assert seen == ["offline"] * 2 + ["ready"] * 4 + ["offline"]
 
 
 async def test_a_process_of_ours_that_died_is_offline_until_it_is_forgotten(

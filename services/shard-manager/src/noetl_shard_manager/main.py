@@ -15,7 +15,7 @@ from noetl_shard_manager import metrics
 from noetl_shard_manager.assign import Known, assign
 from noetl_shard_manager.balance import balance
 from noetl_shard_manager.config import ShardManagerConfig
-from noetl_shard_manager.sweep import measure, sweep
+from noetl_shard_manager.sweep import Hearing, measure, sweep
 from noetl_shard_manager.switch import clear_up, switch, wish_for_first
 
 
@@ -28,6 +28,7 @@ async def start(service: Service[ShardManagerConfig]) -> None:
     member = await service.open(join_runtime(service, pool, kind="shard-manager"))
     leader = await service.open(leadership(service, pool, member, "shard-manager"))
     known = Known()
+    hearing = Hearing(late_seconds=config.server_sweep_interval + config.server_offline_after / 3)
     sweep_ms: float | None = None
 
     def mint_above(floor: int) -> int:
@@ -47,11 +48,13 @@ async def start(service: Service[ShardManagerConfig]) -> None:
 
     async def sweeping() -> None:
         nonlocal sweep_ms
+        heard_seconds = await hearing.look(pool)
         if leader.is_leader:
             sweep_ms = await sweep(
                 pool,
                 offline_seconds=config.server_offline_after,
                 forget_seconds=config.runtime_forget_seconds,
+                heard_seconds=heard_seconds,
             )
 
     async def measuring() -> bool:

@@ -4,6 +4,7 @@ What owners do with their own rows is in execution_shard.py and runtime.py; this
 shard-manager does with everyone's.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from noetl_core.domain.ids import RuntimeId
@@ -34,13 +35,20 @@ async def ensure_shards(conn: Connection | Pool) -> int:
 _MARK_STALE = """
 UPDATE noetl.runtime SET status = 'offline', updated_at = now()
 WHERE status <> 'offline' AND heartbeat < now() - noetl.silence_allowed(runtime, $1)
+  AND extract(epoch FROM noetl.silence_allowed(runtime, $1)) < $2::double precision
 RETURNING kind, name, status
 """
 
 
-async def mark_stale(conn: Connection | Pool, *, silent_seconds: float) -> list[RuntimeMember]:
-    """Who has not been heard of for that long is offline, until its next heartbeat."""
-    return [_member(row) for row in await conn.fetch(_MARK_STALE, silent_seconds)]
+async def mark_stale(
+    conn: Connection | Pool, *, silent_seconds: float, heard_seconds: float = math.inf
+) -> list[RuntimeMember]:
+    """Who has not been heard of for that long is offline, until its next heartbeat.
+
+    `heard_seconds`: for so long everybody who lives could be heard.
+    """
+    rows = await conn.fetch(_MARK_STALE, silent_seconds, heard_seconds)
+    return [_member(row) for row in rows]
 
 
 _FORGET = """
