@@ -45,10 +45,19 @@ def test_who_leads_no_more_shows_nothing() -> None:
 
 
 async def test_a_queue_that_takes_long_to_count_is_counted_less_often(pool: Pool) -> None:
-    # Every reading of this clock is two seconds after the last: a count takes two.
-    times = iter(range(0, 1000, 2))
+    # Every reading of this clock is a second after the last: a count takes one.
+    times = iter(range(1000))
     count = QueueCount(pool, clock=lambda: float(next(times)))
 
     counted = [await count.turn(leads=True) for _ in range(120)]
 
-    assert [turn for turn, did in enumerate(counted) if did] == [0, 49, 98]
+    assert [turn for turn, did in enumerate(counted) if did] == [0, 50, 100]
+
+
+async def test_a_count_that_hung_keeps_nobody_from_counting_again(pool: Pool) -> None:
+    times = iter((0, 75, 80, 134, 136, 136))
+    count = QueueCount(pool, clock=lambda: float(next(times)))
+
+    counted = [await count.turn(leads=True) for _ in range(4)]
+
+    assert counted == [True, False, False, True]

@@ -10,6 +10,9 @@ from noetl_reaper.metrics import show_nothing, show_queue
 SHARE_MAX = 0.02
 """Of the time is spent on it: a long queue takes long to count, and is counted less often."""
 
+WAIT_SECONDS_MAX = 60.0
+"""But not less often than this: it may have taken long because the database stood still."""
+
 
 class QueueCount:
     def __init__(self, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,5 +29,6 @@ class QueueCount:
         if begun < self._count_at:
             return False
         show_queue(await command.depth(self._pool))
-        self._count_at = begun + (self._clock() - begun) / SHARE_MAX
+        taken = self._clock() - begun
+        self._count_at = begun + taken + min(taken / SHARE_MAX, WAIT_SECONDS_MAX)
         return True
