@@ -208,6 +208,26 @@ class TestHeartbeat:
 
         assert (worker["slots"], worker["running"], worker["free"]) == shown
 
+    @pytest.mark.parametrize(
+        ("registered", "said", "capacity"),
+        [
+            (4, {"available_slots": 3, "active_tasks": 5}, 8),
+            (None, {"available_slots": 3, "active_tasks": 5}, 8),
+            (16, {"available_slots": 3, "active_tasks": 5}, 16),
+            (4, {"available_slots": 3, "active_tasks": 5, "capacity": 6}, 6),
+            (4, {"available_slots": 9}, 4),
+        ],
+    )
+    async def test_what_it_has_at_the_moment_is_its_capacity_where_it_was_said_to_have_less(
+        self, client: Client, registered: int | None, said: dict[str, int], capacity: int
+    ) -> None:
+        await post(client, "/api/worker/pool/register", {**POOL, "capacity": registered})
+
+        await post(client, "/api/worker/pool/heartbeat", {"worker_id": "worker-cpu", **said})
+
+        (item,) = (await get(client, "/api/runtimes"))["items"]
+        assert item["capacity"] == capacity
+
     @pytest.mark.parametrize("said", ["running", "free", "available_slots", "active_tasks"])
     async def test_more_than_anybody_has_is_refused_and_harms_nobody(
         self, client: Client, pool: Pool, said: str

@@ -67,7 +67,7 @@ _IN_USE = frozenset({"running", "free"})
 
 _HEARTBEAT = """
 UPDATE noetl.runtime
-SET heartbeat = now(), updated_at = now(), capacity = coalesce($4, capacity),
+SET heartbeat = now(), updated_at = now(), capacity = coalesce($4, greatest(capacity, $7)),
     status = coalesce($3, CASE status WHEN 'draining' THEN status ELSE 'ready' END),
     runtime = (coalesce(runtime, '{}') - $6::text[]) || $5::jsonb
 WHERE kind = $1 AND name = $2 AND node IS NULL AND NOT is_ours
@@ -89,8 +89,15 @@ async def heartbeat(
     Without a status, one that is about to end stays so.
     """
     outdated = _outdated(report, is_resized=capacity is not None)
-    found = await conn.fetchval(_HEARTBEAT, kind, name, status, capacity, _json(report), outdated)
+    found = await conn.fetchval(
+        _HEARTBEAT, kind, name, status, capacity, _json(report), outdated, _slots_at_least(report)
+    )
     return None if found is None else RuntimeId(found)
+
+
+def _slots_at_least(report: Mapping[str, Any]) -> int | None:
+    """Who was registered with less has grown since, and need not say so."""
+    return sum(report[name] for name in _IN_USE) if report.keys() >= _IN_USE else None
 
 
 def _outdated(report: Mapping[str, Any], *, is_resized: bool) -> list[str]:
