@@ -528,3 +528,9 @@ class TestMetrics:
         assert (status, found.status_code) == (202, 200)
         (item,) = (await get(client, "/api/metrics/query?name=m"))["items"]
         assert datetime.fromisoformat(item["reported_at"]) <= datetime.now(UTC)
+
+    async def test_a_moment_past_the_end_of_the_calendar_is_refused(self, client: Client) -> None:
+        answer = await client.get("/api/metrics/query?since=253402300800")
+
+        assert answer.status_code == 422
+        assert "year 10000" in answer.json()["detail"]

@@ -117,6 +117,8 @@ def query(request: Request, kind: type[T]) -> T:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _wrong_value(error) from None
+    except ValueError as error:  # seconds that lead just past the end of the calendar
+        raise RequestError(422, str(error)) from None
 
 
 def execution_id_of(request: Request) -> ExecutionId:
