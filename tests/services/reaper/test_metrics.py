@@ -61,3 +61,12 @@ async def test_a_count_that_hung_keeps_nobody_from_counting_again(pool: Pool) ->
     counted = [await count.turn(leads=True) for _ in range(4)]
 
     assert counted == [True, False, False, True]
+
+
+async def test_who_leads_again_shows_the_queue_at_once(pool: Pool) -> None:
+    times = iter((0, 75, 80, 85, 86))
+    count = QueueCount(pool, clock=lambda: float(next(times)))
+
+    counted = [await count.turn(leads=leads) for leads in (True, False, True)]
+
+    assert counted == [True, False, True]

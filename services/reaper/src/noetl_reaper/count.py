@@ -25,6 +25,7 @@ class QueueCount:
         begun = self._clock()
         if not leads:
             show_nothing()
+            self._count_at = 0.0
             return False
         if begun < self._count_at:
             return False
