@@ -1,6 +1,7 @@
 """Rows that are not what their log says: found, told, mended; and a rebuild of all of them."""
 
 import asyncio
+import random
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
@@ -72,6 +73,34 @@ async def test_a_tampered_row_is_found_told_and_written_anew(
     (letter,) = await letters(pool)
     assert letter.startswith("projection.differs: ")
     assert column in letter
+
+
+async def test_a_row_that_is_gone_is_found_told_and_written_anew(
+    pool: Pool, projection_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append(pool, interleaved(4, 6))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", FIRST)
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+
+    assert await audit(projection_pool, ALL_SHARDS, limit=3) == 1
+
+    assert await rows(pool) == right
+    (letter,) = await letters(pool)
+    assert letter.startswith("projection.differs: the execution had no row")
+
+
+async def test_an_audit_finds_one_by_one_what_an_emptied_table_has_lost(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    await append(pool, interleaved(4, 6))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await pool.execute("TRUNCATE noetl.execution")
+
+    while await rows(pool) != right:
+        await audit(projection_pool, ALL_SHARDS, limit=3)
 
 
 async def test_an_audit_looks_only_at_the_shards_it_is_given(

@@ -425,13 +425,35 @@ WHERE shard_id = ANY ($1::integer[]) AND execution_id >= $2
 ORDER BY execution_id
 LIMIT $3
 """
-_BOUNDS = "SELECT min(execution_id), max(execution_id) FROM noetl.execution"
+# Step by step through the index of the log, whatever the number of events of each.
+_WITHOUT_ROW = """
+WITH RECURSIVE logged AS (
+    (SELECT execution_id FROM noetl.event WHERE execution_id >= $2 ORDER BY execution_id LIMIT 1)
+    UNION ALL
+    SELECT next.execution_id
+    FROM logged
+    CROSS JOIN LATERAL (
+        SELECT execution_id FROM noetl.event
+        WHERE execution_id > logged.execution_id
+        ORDER BY execution_id
+        LIMIT 1
+    ) AS next
+), page AS (
+    SELECT execution_id FROM logged LIMIT $3
+)
+SELECT page.execution_id
+FROM page JOIN noetl.setting AS s ON s.name = 'shard_count'
+WHERE noetl.vnode(page.execution_id) % s.value::integer = ANY ($1::integer[])
+  AND NOT EXISTS (SELECT FROM noetl.execution AS x WHERE x.execution_id = page.execution_id)
+"""
+_BOUNDS = "SELECT min(execution_id), max(execution_id) FROM noetl.event"
 
 
 async def sample(
     conn: Connection | Pool, shards: Iterable[ShardId], *, place: float, limit: int
 ) -> list[ExecutionId]:
-    """Executions to look at: the newest, and as many from somewhere (0 to 1) in all that is kept.
+    """Executions to look at: the newest, and as many from somewhere (0 to 1) in the log, with those
+    that should have a row there and have none.
 
     Ids ascend with time, so a place among the ids is a moment in the past.
     """
@@ -439,10 +461,13 @@ async def sample(
     if bounds is None or bounds[0] is None:
         return []
     oldest, newest = bounds
-    wanted = list(shards)
+    # From somewhat before the oldest, or that one would never have its turn.
+    first = oldest - (newest - oldest) // 10
+    wanted, begin = list(shards), first + int((newest - first) * place)
     recent = await conn.fetch(_NEWEST, wanted, limit)
-    some = await conn.fetch(_FROM, wanted, oldest + int((newest - oldest) * place), limit)
-    return list(dict.fromkeys(ExecutionId(row[0]) for row in (*recent, *some)))
+    some = await conn.fetch(_FROM, wanted, begin, limit)
+    gone = await conn.fetch(_WITHOUT_ROW, wanted, begin, limit)
+    return list(dict.fromkeys(ExecutionId(row[0]) for row in (*recent, *some, *gone)))
 
 
 _ROWS = """
