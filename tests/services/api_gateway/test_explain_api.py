@@ -204,6 +204,29 @@ class TestWaitingOn:
 
         assert "lost with a worker that fell silent" in await waiting_on(client)
 
+    async def test_a_command_that_is_not_in_the_queue_any_more_is_lost(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        command = OpenCommand(step=StepName("load"), visit=1)
+        state = ExecutionState(
+            execution_id=ExecutionId(1), status="RUNNING", commands={CommandId("load.1#1"): command}
+        )
+        await pool.execute(
+            "UPDATE noetl.execution SET state = $1, waiting_on = $2",
+            msgspec.json.encode(state).decode(),
+            projected(state),
+        )
+
+        assert "1 command of step `load` was lost from the queue; " in await waiting_on(client)
+
+        event = await an_event(pool, 1, event_type="call.done")
+        assert await waiting_on(client) == projected(state), "its end is not projected yet"
+        await pool.execute("UPDATE noetl.execution SET last_projected_event_id = $1", event)
+        await a_command(pool, status="leased", worker_id="w1")
+        await later(pool, "lease_until", 60)
+        assert await waiting_on(client) == "1 command of step `load` is running"
+
     async def test_what_the_state_says_stands_where_no_command_is_open(
         self, client: Client, pool: Pool
     ) -> None:
