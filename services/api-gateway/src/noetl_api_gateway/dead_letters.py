@@ -188,7 +188,8 @@ async def _find(gateway: Gateway, dead_letter_id: int) -> DeadLetter:
 
 
 def _gone(dead_letter_id: int) -> NotFoundError:
-    return NotFoundError(f"there is no dead letter {dead_letter_id}: it was retried or discarded")
+    detail = "it never was, or it was retried or discarded"
+    return NotFoundError(f"there is no dead letter {dead_letter_id}: {detail}")
 
 
 def _id_of(request: Request) -> int:
