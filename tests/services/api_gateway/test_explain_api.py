@@ -351,5 +351,21 @@ class TestExplain:
 
         assert "waiting for the broker to start it" in await sentences(client)
 
+    @pytest.mark.parametrize("state", ["[]", '{"commands": []}', '{"commands": {"load.1#1": 7}}'])
+    async def test_a_row_that_is_broken_is_said_to_be(
+        self, client: Client, pool: Pool, state: str
+    ) -> None:
+        await an_execution(pool, 1)
+        await pool.execute("UPDATE noetl.execution SET state = $1", state)
+
+        assert "`noetl db rebuild-projection --execution 1`." in await sentences(client)
+
+        for path in ("steps", "steps/load/result", "trace/load"):
+            answer = await client.get(f"/api/executions/1/{path}")
+            assert answer.status_code == 503, path
+            assert "rebuild-projection --execution 1" in answer.json()["detail"]
+        told = await client.post("/api/executions/1/signal", json={"name": "go"})
+        assert told.status_code == 202
+
     async def test_of_nothing_there_is_nothing_to_say(self, client: Client) -> None:
         assert (await client.get("/api/executions/7/explain")).status_code == 404
