@@ -112,7 +112,10 @@ NOON_MS = 1_767_268_800_000
         ),
         (
             Parked(kind="approval", signal="hold", approvers=("ada", "bob")),
-            "step `hold` waits for an approval by ada or bob; give it with `noetl approve 1 hold`",
+            (
+                "step `hold` waits for an approval by ada or bob; "
+                "give it with `noetl approve 1 hold --by ada`"
+            ),
         ),
         (Parked(kind="wait", until_ms=2**62), "step `hold` waits until 9999-12-31T23:59:59Z"),
     ],

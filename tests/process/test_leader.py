@@ -52,6 +52,20 @@ async def test_who_was_succeeded_has_not_led_any_more(pool: Pool) -> None:
     assert (sleeper.has_led, second.has_led) == (False, True)
 
 
+async def test_who_was_killed_and_started_again_need_not_wait_for_its_own_lease(
+    pool: Pool,
+) -> None:
+    (killed, _), (other, _) = await candidate(pool, "a"), await candidate(pool, "b")
+    await killed.keep()
+    (again, _) = await candidate(pool, "a")
+
+    await other.keep()
+    await again.keep()
+
+    assert (other.is_leader, again.is_leader) == (False, True)
+    assert again.epoch > killed.epoch
+
+
 async def test_who_resigns_is_followed_at_once(pool: Pool) -> None:
     (first, _), (second, _) = await candidate(pool, "a"), await candidate(pool, "b")
     await first.keep()

@@ -105,6 +105,19 @@ class TestLook:
         assert (message["type"], message["execution_id"]) == ("done", "1")
         assert "(7 bytes)" in message["stored"]
 
+    async def test_ids_of_an_event_that_could_not_be_shown_are_strings(
+        self, client: Client, pool: Pool
+    ) -> None:
+        large = 2**62 + 1
+        body = {"event_id": large, "loop_id": None, "attempt": 1, "state": {"last_event_id": large}}
+        letter = await a_letter(pool, source="projection", body=msgspec.json.encode(body))
+
+        document = (await client.get(f"/api/dead-letters/{letter}")).json()
+
+        assert document["messages"] == [
+            {**body, "event_id": str(large), "state": {"last_event_id": str(large)}}
+        ]
+
     async def test_what_nobody_can_read_says_so(self, client: Client, pool: Pool) -> None:
         letter = await a_letter(pool, body=b"\xff\xff")
 

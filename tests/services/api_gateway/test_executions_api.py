@@ -436,6 +436,32 @@ class TestEvents:
         assert event["result"]["parent_ref"] == {"ref_id": None}
         assert event["result"]["context"] == {"total": 3}
 
+    async def test_ids_inside_a_context_are_strings_too(self, client: Client, pool: Pool) -> None:
+        large = 2**62 + 1
+        chunk = {"step": "read", "result": {"status": "ok", "reference": {"ref_id": large}}}
+        token = {"parent_ref": large, "input": {"n": large}, "chunk": chunk}
+        contexts = {
+            "checkpoint.committed": {"barrier": large},
+            "step.enter": {"visit": 1, **token},
+            "execution.retried": {"entries": ["read"], "given": [token]},
+        }
+        for event_type, context in contexts.items():
+            event_id = await an_event(pool, 1, event_type=event_type)
+            await pool.execute(
+                "UPDATE noetl.event SET context = $2 WHERE event_id = $1",
+                event_id,
+                msgspec.json.encode(context).decode(),
+            )
+
+        page = (await client.get("/api/executions/1/events")).json()
+
+        closed, entered, retried = (event["context"] for event in page["items"])
+        assert closed == {"barrier": str(large)}
+        for brought in (entered, *retried["given"]):
+            assert brought["parent_ref"] == str(large)
+            assert brought["chunk"]["result"]["reference"]["ref_id"] == str(large)
+            assert brought["input"] == {"n": large}, "what a user has put in is no id"
+
     async def test_an_accepted_execution_has_an_empty_log(self, client: Client) -> None:
         await registered(client)
         accepted = await start(client)

@@ -204,6 +204,29 @@ class TestWaitingOn:
 
         assert "lost with a worker that fell silent" in await waiting_on(client)
 
+    async def test_a_command_that_is_not_in_the_queue_any_more_is_lost(
+        self, client: Client, pool: Pool
+    ) -> None:
+        await an_execution(pool, 1)
+        command = OpenCommand(step=StepName("load"), visit=1)
+        state = ExecutionState(
+            execution_id=ExecutionId(1), status="RUNNING", commands={CommandId("load.1#1"): command}
+        )
+        await pool.execute(
+            "UPDATE noetl.execution SET state = $1, waiting_on = $2",
+            msgspec.json.encode(state).decode(),
+            projected(state),
+        )
+
+        assert "1 command of step `load` was lost from the queue; " in await waiting_on(client)
+
+        event = await an_event(pool, 1, event_type="call.done")
+        assert await waiting_on(client) == projected(state), "its end is not projected yet"
+        await pool.execute("UPDATE noetl.execution SET last_projected_event_id = $1", event)
+        await a_command(pool, status="leased", worker_id="w1")
+        await later(pool, "lease_until", 60)
+        assert await waiting_on(client) == "1 command of step `load` is running"
+
     async def test_what_the_state_says_stands_where_no_command_is_open(
         self, client: Client, pool: Pool
     ) -> None:
@@ -327,6 +350,22 @@ class TestExplain:
         )
 
         assert "waiting for the broker to start it" in await sentences(client)
+
+    @pytest.mark.parametrize("state", ["[]", '{"commands": []}', '{"commands": {"load.1#1": 7}}'])
+    async def test_a_row_that_is_broken_is_said_to_be(
+        self, client: Client, pool: Pool, state: str
+    ) -> None:
+        await an_execution(pool, 1)
+        await pool.execute("UPDATE noetl.execution SET state = $1", state)
+
+        assert "`noetl db rebuild-projection --execution 1`." in await sentences(client)
+
+        for path in ("steps", "steps/load/result", "trace/load"):
+            answer = await client.get(f"/api/executions/1/{path}")
+            assert answer.status_code == 503, path
+            assert "rebuild-projection --execution 1" in answer.json()["detail"]
+        told = await client.post("/api/executions/1/signal", json={"name": "go"})
+        assert told.status_code == 202
 
     async def test_of_nothing_there_is_nothing_to_say(self, client: Client) -> None:
         assert (await client.get("/api/executions/7/explain")).status_code == 404

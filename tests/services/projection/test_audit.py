@@ -14,7 +14,7 @@ from noetl_core.domain.ids import EventId, ExecutionId
 from noetl_core.domain.sharding import shard_of
 from noetl_core.store import event, execution_projection, execution_shard, refold, setting
 from noetl_core.store.postgres import Pool
-from noetl_projection.audit import audit
+from noetl_projection.audit import Round, audit
 from noetl_projection.memory import Memory
 from noetl_projection.project import project
 from services.projection.logs import (
@@ -72,6 +72,39 @@ async def test_a_tampered_row_is_found_told_and_written_anew(
     (letter,) = await letters(pool)
     assert letter.startswith("projection.differs: ")
     assert column in letter
+
+
+async def test_a_row_that_is_gone_is_found_told_and_written_anew(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    await append(pool, interleaved(4, 6))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", FIRST)
+
+    found = await audit(projection_pool, ALL_SHARDS, limit=3, at=Round(ExecutionId(0)))
+
+    assert found == 1
+    assert await rows(pool) == right
+    (letter,) = await letters(pool)
+    assert letter.startswith("projection.differs: the execution had no row")
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+async def test_looks_that_follow_each_other_go_through_all_of_the_log(
+    pool: Pool, projection_pool: Pool, shares: int
+) -> None:
+    await append(pool, interleaved(4, 20))
+    await project_all(projection_pool, await take_over(pool, 1))
+    right = await rows(pool)
+    await pool.execute("TRUNCATE noetl.execution")
+
+    for share in range(shares):
+        shards, at = ALL_SHARDS[share::shares], Round()
+        looks = [await audit(projection_pool, shards, limit=2, at=at) for _ in range(22)]
+        assert sum(looks) > 0
+
+    assert await rows(pool) == right
 
 
 async def test_an_audit_looks_only_at_the_shards_it_is_given(

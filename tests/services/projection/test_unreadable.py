@@ -1,4 +1,4 @@
-"""A row of noetl.execution that cannot be read: it is made anew, and stops nobody."""
+"""A row of noetl.execution that cannot be read, or is gone: it is made anew, and stops nobody."""
 
 import msgspec
 import pytest
@@ -49,6 +49,18 @@ async def test_a_row_that_cannot_be_read_is_made_anew_from_the_log(
 ) -> None:
     log, one = await half_projected(pool, projection_pool)
     await break_row(pool, one, BROKEN[how])
+
+    await project_all(projection_pool, await take_over(pool, 2), batch_size=3)
+
+    await assert_equals_the_fold(pool, log)
+    assert await letters(pool) == []
+
+
+async def test_a_row_that_is_gone_is_made_anew_from_the_log(
+    pool: Pool, projection_pool: Pool
+) -> None:
+    log, one = await half_projected(pool, projection_pool)
+    await pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", one)
 
     await project_all(projection_pool, await take_over(pool, 2), batch_size=3)
 

@@ -13,10 +13,12 @@ from noetl_core.domain.state import ExecutionState, OpenCommand, Parked
 from noetl_core.store import stuck
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.wire.messages import Reconcile, decode_messages
+from noetl_reaper import lost as lost_module
+from noetl_reaper.lost import LostCommands
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import flag_stuck, sweep_executions
+from noetl_reaper.sweep import flag_stuck, sweep_executions, sweep_queue
 from services.checkpointer.test_commit_epoch import scanned
-from services.reaper.test_sweep import add_execution, add_timer, shard
+from services.reaper.test_sweep import add_execution, add_timer, shard, streamed
 
 STUCK_SECONDS = 120
 LAST_EVENT = 1
@@ -153,6 +155,69 @@ async def test_a_lost_command_beside_one_that_waits_is_seen(
 
 
 @pytest.mark.parametrize(
+    "state",
+    [
+        "[1, 2]",
+        '{"commands": []}',
+        '{"commands": {"load.1#1": 7}}',
+        '{"commands": {"load.1#1": {"parked": 7}}}',
+        '{"commands": {"load.1#1": {"parked": {"kind": "playbook", "child": "x"}}}}',
+    ],
+)
+async def test_a_state_that_is_broken_keeps_no_other_from_being_found(
+    pool: Pool, reaper_pool: Pool, bus: Bus, state: str
+) -> None:
+    await add_execution(pool, 201, idle_seconds=600)
+    await pool.execute("UPDATE noetl.execution SET state = $1", state)
+    await add_execution(pool, 202, idle_seconds=600)
+
+    reported: Reported[ExecutionId] = Reported(repeat_seconds=15)
+    assert await sweep_executions(reaper_pool, bus, reported, idle_seconds=30, limit=100) == 2
+    await LostCommands().look(reaper_pool)
+
+
+async def queued(pool: Pool, execution_id: int, name: str) -> None:
+    await pool.execute(
+        "INSERT INTO noetl.command (execution_id, command_id, shard_id, step, payload)"
+        " VALUES ($1, $2, 0, 'load', '')",
+        execution_id,
+        name,
+    )
+
+
+async def test_a_command_that_is_not_in_the_queue_at_two_looks_is_lost_whatever_else_goes_on(
+    pool: Pool, reaper_pool: Pool, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_module, "EXECUTIONS_MAX", 2)
+    waits = OpenCommand(step=StepName("hold"), visit=1, parked=Parked(kind="wait", until_ms=2**42))
+    works = OpenCommand(step=StepName("load"), visit=1)
+    for execution_id in range(201, 206):
+        await add_execution(pool, execution_id, idle_seconds=0)
+        await commands(
+            pool, execution_id, {"hold.1#1": waits, "load.1/0#1": works, "load.1/1#1": works}
+        )
+        await add_timer(pool, execution_id, "wait:hold.1#1", due_seconds_ago=-3600)
+        await queued(pool, execution_id, "load.1/0#1")
+        if execution_id != 205:
+            await queued(pool, execution_id, "load.1/1#1")
+    lost, reported = LostCommands(), Reported[ExecutionId](repeat_seconds=15)
+
+    async def look() -> int:
+        return await sweep_queue(reaper_pool, bus, reported, lost, leads=True, limit=100)
+
+    await pool.execute("DELETE FROM noetl.command WHERE execution_id = 202")
+
+    looks = [await look() for _ in range(3)]
+    assert looks == [0, 0, 0], "the projection may be behind"
+    await commands(pool, 202, {"load.1/0#2": works})
+    again = [await look() for _ in range(3)]
+
+    assert again == [0, 0, 1]
+    ((_, told),) = await streamed(bus)
+    assert told == Reconcile(execution_id=ExecutionId(205))
+
+
+@pytest.mark.parametrize(
     "change", ["updated_at = now() + interval '1 s'", "status = 'CANCELLED'", "status = 'PAUSED'"]
 )
 async def test_the_flag_goes_when_it_moves_or_need_not_any_more(
@@ -186,9 +251,10 @@ async def test_to_find_the_idle_ones_among_many_timers_no_table_is_read_for_each
     await pool.execute(
         "INSERT INTO noetl.execution (execution_id, catalog_id, path, version, shard_id, status,"
         " state, ctx, progress, last_event_type, last_projected_event_id, started_at, updated_at)"
-        " SELECT i, 1, 'p', 1, 0, 'RUNNING', '{}', '{}', '{}', 'step.enter', 1, now(),"
+        " SELECT i, 1, 'p', 1, 0, 'RUNNING', $2, '{}', '{}', 'step.enter', 1, now(),"
         " now() - interval '1 hour' FROM generate_series(1, $1::integer) AS i",
         many,
+        '{"commands": {"load.1#1": {"step": "load"}}}',
     )
     await pool.execute(
         "INSERT INTO noetl.timer (execution_id, timer, due_at)"
@@ -202,8 +268,11 @@ async def test_to_find_the_idle_ones_among_many_timers_no_table_is_read_for_each
     )
     await pool.execute("ANALYZE")
 
-    read = await scanned(pool, stuck._OLDEST_IDLE, 30.0, stuck._WAITS, many)
-
-    for name in ("timer", "command"):
-        rows = sum(count for table, count in read.items() if table.startswith(name))
-        assert rows <= 2 * many, (name, rows)
+    for sql, arguments in (
+        (stuck._OLDEST_IDLE, (30.0, stuck._WAITS, many)),
+        (stuck._LOST, (0, many, many)),
+    ):
+        read = await scanned(pool, sql, *arguments)
+        for name in ("timer", "command"):
+            rows = sum(count for table, count in read.items() if table.startswith(name))
+            assert rows <= 2 * many, (name, rows)

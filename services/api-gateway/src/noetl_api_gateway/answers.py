@@ -35,6 +35,7 @@ from noetl_core.domain.errors import (
 )
 from noetl_core.process.complaint import Complaint
 from noetl_core.process.resilience import is_transient
+from noetl_core.store.execution import StateUnreadableError
 from noetl_core.wire.http import ProblemDetails
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -55,7 +56,7 @@ def as_is(json: str | None) -> Any:
     return None if json is None else msgspec.Raw(json.encode())
 
 
-def problem_of(error: Exception) -> Response:  # noqa: PLR0911 - one case an error
+def problem_of(error: Exception) -> Response:  # noqa: C901, PLR0911 - one case an error
     """The one place where an error becomes an answer."""
     match error:
         case RequestError():
@@ -77,6 +78,8 @@ def problem_of(error: Exception) -> Response:  # noqa: PLR0911 - one case an err
         case NotShownError():
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             return _problem(504, str(error), kind="not-shown-yet", headers=headers)
+        case StateUnreadableError():
+            return _unavailable(error, str(error))
         case StoreAwayError():
             return _unavailable(error, f"what is stored cannot be read at the moment: {error}")
         case _ if is_transient(error):

@@ -36,7 +36,15 @@ from noetl_core.wire import http
 from noetl_core.wire.messages import Barrier, Message, Start, decode_messages, encode_messages
 
 ACTOR = "api"
-_IDS = frozenset({"execution_id", "catalog_id", "child_id", "signal_id", "origin", "ref_id"})
+_IDS = frozenset(
+    {
+        *("execution_id", "catalog_id", "child_id", "signal_id", "origin", "ref_id"),
+        # Of an event that could not be shown, and of a row that was wrong.
+        *("event_id", "parent_event_id", "parent_execution_id", "loop_id", "epoch_id"),
+        *("last_event_id", "last_projected_event_id", "epoch", "child", "collection_id", "base"),
+        *("sequence", "parent_ref"),
+    }
+)
 
 log = structlog.get_logger()
 
@@ -188,7 +196,8 @@ async def _find(gateway: Gateway, dead_letter_id: int) -> DeadLetter:
 
 
 def _gone(dead_letter_id: int) -> NotFoundError:
-    return NotFoundError(f"there is no dead letter {dead_letter_id}: it was retried or discarded")
+    detail = "it never was, or it was retried or discarded"
+    return NotFoundError(f"there is no dead letter {dead_letter_id}: {detail}")
 
 
 def _id_of(request: Request) -> int:

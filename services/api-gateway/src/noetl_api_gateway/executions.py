@@ -245,7 +245,7 @@ def _meta(json: str | None, epoch_id: int | None) -> dict[str, Any] | None:
 
 
 # What a fact says in its context that is an id, and so a string on this side.
-_IDS_IN_CONTEXT = ("child", "base", "collection_id", "sequence", "signal_id", "origin")
+_IDS_IN_CONTEXT = ("child", "base", "collection_id", "sequence", "signal_id", "origin", "barrier")
 
 
 def _context(json: str | None) -> dict[str, Any] | None:
@@ -255,14 +255,20 @@ def _context(json: str | None) -> dict[str, Any] | None:
     for name in _IDS_IN_CONTEXT:
         if isinstance(context.get(name), int):
             context[name] = str(context[name])
+    if "given" in context:
+        context["given"] = [_brought(given) for given in context["given"]]
     if "again" in context:
         context["again"] = _with_ids(context["again"], "sequence")
     if "steps" in context:
         context["steps"] = {step: _envelope(result) for step, result in context["steps"].items()}
-    if "chunk" in context:
-        chunk = context["chunk"]
-        context["chunk"] = {**chunk, "result": _envelope(chunk["result"])}
-    return context
+    return _brought(context)
+
+
+def _brought(given: dict[str, Any]) -> dict[str, Any]:
+    """What a token has brought along: ids are strings, also of the chunk that it carries."""
+    chunk = given.get("chunk")
+    carried = {} if chunk is None else {"chunk": {**chunk, "result": _envelope(chunk["result"])}}
+    return {**_with_ids(given, "parent_ref"), **carried}
 
 
 def _decoded_envelope(json: str | None) -> dict[str, Any] | None:

@@ -17,14 +17,13 @@ from noetl_core.domain.explain import Facts, Holder, explain, lasting
 from noetl_core.domain.ids import ExecutionId
 from noetl_core.domain.state import TERMINAL, ExecutionState
 from noetl_core.store import execution, waiting
+from noetl_core.store.execution import StateUnreadableError
 from noetl_core.store.postgres import Pool
 from noetl_core.store.waiting import LastEvent, OpenCommandRow, Situation
 from noetl_core.wire import http
 
 COMMANDS_MAX = 50
 CHILDREN_MAX = 3
-
-_decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 
 async def tell(gateway: Gateway, request: Request) -> Response:
@@ -56,6 +55,7 @@ async def _facts(
     around = await waiting.surroundings(pool, execution_id)
     last = await waiting.last_event(pool, execution_id)
     steps = _steps(view.progress)
+    state = await _state(pool, execution_id, view)
     return Facts(
         execution_id=view.execution_id,
         path=view.path,
@@ -72,7 +72,8 @@ async def _facts(
         waiting_on=view.waiting_on,
         groups=tuple(situation.groups),
         holders=tuple(_holder(one) for one in commands if one.worker_id is not None),
-        children=await _children(pool, execution_id, view),
+        children=_children(state),
+        broken=state if isinstance(state, str) else None,
         shard_id=around.shard_id,
         has_broker=around.broker is not None,
         has_projection=around.projection is not None,
@@ -112,14 +113,21 @@ def _holder(row: OpenCommandRow) -> Holder:
     )
 
 
-async def _children(
+async def _state(
     pool: Pool, execution_id: ExecutionId, view: http.ExecutionView
-) -> tuple[str, ...]:
+) -> ExecutionState | str | None:
+    """Of one that goes on; in words if it cannot be read."""
+    try:
+        return None if view.status in TERMINAL else await execution.read_state(pool, execution_id)
+    except StateUnreadableError as error:
+        return str(error)
+
+
+def _children(state: ExecutionState | str | None) -> tuple[str, ...]:
     """Executions that it waits for, not all that it has started."""
-    row = None if view.status in TERMINAL else await execution.read_state(pool, execution_id)
-    if row is None:
+    if not isinstance(state, ExecutionState):
         return ()
-    parked = [c.parked for c in _decode_state(row[1]).commands.values() if c.parked is not None]
+    parked = [c.parked for c in state.commands.values() if c.parked is not None]
     children = sorted(str(wait.child) for wait in parked if wait.child is not None)
     return tuple(children[:CHILDREN_MAX])
 

@@ -23,7 +23,7 @@ from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.ids import ID_MAX, EventId, ExecutionId, LoopId, StepName
 from noetl_core.domain.pages import PageRule, items_of
 from noetl_core.domain.result_view import value_of
-from noetl_core.domain.state import ExecutionState, StepState
+from noetl_core.domain.state import StepState
 from noetl_core.store import execution, manifest
 from noetl_core.store.loop_result import Ended
 from noetl_core.store.result_ref import ResultKey, StoredRow
@@ -37,7 +37,6 @@ RESOLVED_AT_ONCE = 16
 CHUNK_BYTES = 256 * 1024
 
 _encode = msgspec.json.Encoder().encode
-_decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 
 async def steps(gateway: Gateway, request: Request) -> Response:
@@ -79,12 +78,11 @@ async def _shown(gateway: Gateway, request: Request) -> ExecutionId:
 
 async def _steps(gateway: Gateway, execution_id: ExecutionId) -> dict[StepName, StepState]:
     """In the order of their results; those that have none yet come last."""
-    row = await execution.read_state(gateway.pool, execution_id)
-    if row is None:
+    state = await execution.read_state(gateway.pool, execution_id)
+    if state is None:
         await executions.find(gateway.pool, execution_id)
         return {}
-    found = _decode_state(row[1]).steps
-    return dict(sorted(found.items(), key=lambda item: _recorded_as(item[1])))
+    return dict(sorted(state.steps.items(), key=lambda item: _recorded_as(item[1])))
 
 
 def _recorded_as(step: StepState) -> int:

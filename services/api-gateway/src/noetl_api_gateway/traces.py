@@ -17,7 +17,6 @@ from noetl_api_gateway.requests import execution_id_of, text_of
 from noetl_core.domain.envelope import Envelope
 from noetl_core.domain.errors import NotFoundError
 from noetl_core.domain.ids import ExecutionId, RefId, StepName
-from noetl_core.domain.state import ExecutionState
 from noetl_core.store import execution
 from noetl_core.store.result_ref import StoredRow
 from noetl_core.wire import http
@@ -28,7 +27,6 @@ _PAYLOADS = ("db", "object_store")
 """What is behind any other type is many results, each with a row of its own."""
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
-_decode_state = msgspec.json.Decoder(ExecutionState).decode
 
 
 class _Recorded(NamedTuple):
@@ -64,11 +62,11 @@ async def trace(gateway: Gateway, request: Request) -> Response:
 
 
 async def _result_of(gateway: Gateway, execution_id: ExecutionId, name: str) -> _Recorded:
-    row = await execution.read_state(gateway.pool, execution_id)
-    if row is None:
+    state = await execution.read_state(gateway.pool, execution_id)
+    if state is None:
         await executions.find(gateway.pool, execution_id)
         raise NotFoundError(f"execution {execution_id} has not entered a step {name!r} yet")
-    step = _decode_state(row[1]).steps.get(StepName(name))
+    step = state.steps.get(StepName(name))
     if step is None:
         raise NotFoundError(f"execution {execution_id} has not entered a step {name!r}")
     if step.result is None:

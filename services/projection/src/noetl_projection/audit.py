@@ -6,7 +6,7 @@ it is counted, logged, kept as a dead letter, and written anew from the log.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import structlog
 
@@ -23,13 +23,27 @@ EVENTS_MAX = 20_000
 """A longer log is left to `noetl db rebuild-projection`: folding it would take too long here."""
 
 
-async def audit(pool: Pool, shards: Iterable[ShardId], *, limit: int) -> int:
-    """Look at up to `limit` of the newest and as many others. Says how many were wrong."""
-    place = random.random()  # noqa: S311 - any will do
-    sampled = await execution_projection.sample(pool, shards, place=place, limit=limit)
-    found = [d for one in sampled if (d := await _compare(pool, one)) is not None]
+class Round:
+    """Goes through all that is in the log, look by look. It begins anywhere: who is started anew
+    often must not look at the same ones again and again."""
+
+    def __init__(self, after: ExecutionId | None = None) -> None:
+        self.after = after
+
+
+async def audit(
+    pool: Pool, shards: Collection[ShardId], *, limit: int, at: Round | None = None
+) -> int:
+    """Look at up to `limit` of the newest and at the next ones. Says how many were wrong."""
+    at = at or Round()
+    if at.after is None:
+        place = random.random()  # noqa: S311 - any will do
+        at.after = await execution_projection.somewhere(pool, place)
+    sampled = await execution_projection.sample(pool, shards, after=at.after, limit=limit)
+    at.after = sampled.upto
+    found = [d for one in sampled.executions if (d := await _compare(pool, one)) is not None]
     await refold.heal(pool, found)
-    metrics.AUDITED.add(len(sampled))
+    metrics.AUDITED.add(len(sampled.executions))
     metrics.DIFFERED.add(len(found))
     return len(found)
 

@@ -21,7 +21,7 @@ from noetl_core.wire.subjects import (
     log_wake,
     shards_wake,
 )
-from noetl_projection.audit import audit
+from noetl_projection.audit import Round, audit
 from noetl_projection.config import ProjectionConfig
 from noetl_projection.memory import Memory
 from noetl_projection.pace import Pace
@@ -71,6 +71,7 @@ async def start(service: Service[ProjectionConfig]) -> None:
         on_release=partial(bus.wake, shards_wake("projection")),
     )
     told = spans("projection")
+    audited = Round()
 
     async def turn() -> bool:
         if not memory.behind:
@@ -83,7 +84,8 @@ async def start(service: Service[ProjectionConfig]) -> None:
         return memory.behind > 0
 
     async def look_again() -> None:
-        await audit(pool, owner.held(), limit=config.projection_audit_executions)
+        limit = config.projection_audit_executions
+        await audit(pool, owner.held(), limit=limit, at=audited)
 
     service.every(config.shard_look_seconds, owner.keep, wake=wanted, name="ownership")
     await bus.subscribe(shards_wake("projection"), look_at_shards)

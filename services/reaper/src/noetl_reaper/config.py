@@ -23,7 +23,12 @@ class ReaperConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 10.0
     reaper_idle_interval_seconds: Annotated[
-        float, Meta(gt=0, description="How often executions that do not move are looked for.")
+        float,
+        Meta(
+            gt=0,
+            description="How often executions that do not move are looked for, and commands that "
+            "have vanished from the queue.",
+        ),
     ] = 10.0
     reaper_idle_seconds: Annotated[
         float,

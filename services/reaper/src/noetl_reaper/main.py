@@ -15,9 +15,17 @@ from noetl_core.store.postgres import open_pool
 from noetl_core.store.timer import DueTimer
 from noetl_reaper.config import ReaperConfig
 from noetl_reaper.count import QueueCount
+from noetl_reaper.lost import LostCommands
 from noetl_reaper.patience import Patience
 from noetl_reaper.reported import Reported
-from noetl_reaper.sweep import flag_stuck, stand_by, sweep_executions, sweep_leases, sweep_timers
+from noetl_reaper.sweep import (
+    flag_stuck,
+    stand_by,
+    sweep_executions,
+    sweep_leases,
+    sweep_queue,
+    sweep_timers,
+)
 
 QUEUE_SECONDS = 5.0
 """How often the queue is counted, at most."""
@@ -36,6 +44,8 @@ async def start(service: Service[ReaperConfig]) -> None:
     commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     timers: Reported[DueTimer] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    losers: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    lost = LostCommands()
     limit = config.reaper_batch_size
     wake_timers = asyncio.Event()
     count = QueueCount(pool)
@@ -52,6 +62,10 @@ async def start(service: Service[ReaperConfig]) -> None:
             return 0
         seconds = config.reaper_idle_seconds
         return await sweep_executions(pool, bus, executions, idle_seconds=seconds, limit=limit)
+
+    async def unqueued() -> None:
+        # Never at once again: between two looks the projection must have had time to come along.
+        await sweep_queue(pool, bus, losers, lost, leads=leader.is_leader, limit=limit)
 
     async def flags() -> int:
         if not leader.is_leader:
@@ -75,6 +89,7 @@ async def start(service: Service[ReaperConfig]) -> None:
     service.every(config.reaper_interval_seconds, leases, name="leases")
     service.every(QUEUE_SECONDS, queue, name="queue")
     service.every(config.reaper_idle_interval_seconds, idle, name="executions")
+    service.every(config.reaper_idle_interval_seconds, unqueued, name="lost")
     service.every(config.reaper_idle_interval_seconds, flags, name="flags")
     service.every(config.reaper_timer_poll_seconds, due, wake=wake_timers, name="timers")
 

@@ -11,7 +11,8 @@ _meter = meter("reaper")
 REPORTS = _meter.create_counter(
     "noetl_reaper_reports",
     description=(
-        "What was reported to the broker, by kind (expired, idle, due) and road (nats, inbox)."
+        "What was reported to the broker, by kind (expired, idle, lost, due) and road (nats, "
+        "inbox)."
     ),
 )
 

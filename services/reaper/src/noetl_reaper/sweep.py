@@ -20,6 +20,7 @@ from noetl_core.store.timer import DueTimer
 from noetl_core.wire.messages import Due, Expired, Message, Reconcile, encode_messages
 from noetl_core.wire.subjects import event_batch, inbox_wake
 from noetl_reaper import metrics
+from noetl_reaper.lost import LostCommands
 from noetl_reaper.patience import Patience
 from noetl_reaper.reported import FOUND_MAX, Reported
 
@@ -63,6 +64,24 @@ async def sweep_executions(
     await _report(pool, bus, "idle", [Reconcile(execution_id=one) for one in idle])
     reported.add(idle)
     return len(idle)
+
+
+async def sweep_queue(
+    pool: Pool,
+    bus: Bus,
+    reported: Reported[ExecutionId],
+    lost: LostCommands,
+    *,
+    leads: bool,
+    limit: int,
+) -> int:
+    """One turn: report executions of which commands are not in the queue. Says how many."""
+    if not leads:
+        return 0
+    found = reported.unsaid(await lost.look(pool))[:limit]
+    await _report(pool, bus, "lost", [Reconcile(execution_id=one) for one in found])
+    reported.add(found)
+    return len(found)
 
 
 async def flag_stuck(pool: Pool, *, stuck_seconds: float, limit: int) -> int:

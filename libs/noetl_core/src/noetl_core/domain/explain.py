@@ -45,6 +45,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[OpenGroup, ...] = ()
     holders: tuple[Holder, ...] = ()
     children: tuple[str, ...] = ()
+    broken: str | None = None
+    """What is wrong with its status row, if anything is."""
     shard_id: int = 0
     has_broker: bool = True
     has_projection: bool = True
@@ -141,6 +143,8 @@ def _trouble(facts: Facts) -> Iterator[str]:
             f"No projection owns its shard {facts.shard_id}: "
             "the status stands still until a projection runs."
         )
+    if facts.broken is not None:
+        yield f"What is said here may be wrong: {facts.broken}."
     if facts.lag_ms > LAG_MS_MAX:
         behind = lasting(timedelta(milliseconds=facts.lag_ms))
         yield f"The status lags behind the log: what is said here may be of {behind} ago."

@@ -4,6 +4,7 @@ Both are functions of the state alone, and neither depends on the order of its d
 that came back from the database (jsonb sorts keys) must give the same bytes as one that never left.
 """
 
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -120,7 +121,8 @@ def _wait(state: ExecutionState, command: OpenCommand, parked: Parked) -> str:
             return f"{step} waits for the child execution {parked.child}{end}"
         case Parked(kind="approval"):
             by = f" by {' or '.join(parked.approvers)}" if parked.approvers else ""
-            how = f"`noetl approve {state.execution_id} {parked.signal}`"
+            who = f" --by {shlex.quote(parked.approvers[0])}" if parked.approvers else ""
+            how = f"`noetl approve {state.execution_id} {parked.signal}{who}`"
             return f"{step} waits for an approval{by}{end}; give it with {how}"
         case Parked(signal=""):
             return f"{step} waits{end}"

@@ -23,10 +23,10 @@ class OpenGroup(NamedTuple):
     pool: str
     commands: int
     situation: str
-    """running, silent, delayed, held, ready, meant, elsewhere or alone.
+    """running, silent, delayed, held, ready, meant, elsewhere, alone or lost.
 
     meant: for one worker, until `next_at`. elsewhere: only another system serves the pool. alone:
-    there is no living worker to wait for.
+    there is no living worker to wait for. lost: it is not in the queue any more.
     """
     requires: tuple[str, ...] = ()
     attempt: int = 1
@@ -35,7 +35,7 @@ class OpenGroup(NamedTuple):
     is_target_online: bool = True
 
 
-_ORDER = ("running", "silent", "alone", "elsewhere", "ready", "meant", "delayed", "held")
+_ORDER = ("running", "silent", "lost", "alone", "elsewhere", "ready", "meant", "delayed", "held")
 
 
 def waits_for(
@@ -74,6 +74,9 @@ def sentence_of(group: OpenGroup) -> str:
             lost = "was" if is_one else "were"
             again = "the broker tries again, unless that has happened too often"
             return f"{who} {lost} lost with a worker that fell silent; {again}"
+        case "lost":
+            lost = "was" if is_one else "were"
+            return f"{who} {lost} lost from the queue; the broker tries again, told by the reaper"
         case "delayed":
             when = "" if group.next_at is None else f" at {moment(group.next_at)}"
             again = f"will be tried again (attempt {group.attempt})"

@@ -38,6 +38,7 @@ class Leadership:
         self._clock = clock
         self._leased_until = 0.0
         self._led = False
+        self._is_new = True
 
     @property
     def is_leader(self) -> bool:
@@ -52,6 +53,12 @@ class Leadership:
     async def keep(self) -> None:
         """One turn: renew the lease, or take it if it is free."""
         asked_at = self._clock()
+        if self._is_new:
+            # A process that was killed and started again need not wait for its own old lease.
+            await leader.inherit(
+                self._pool, self.role, kind=self._member.kind, name=self._member.name
+            )
+            self._is_new = False
         epoch = await leader.acquire(
             self._pool, self.role, self._member.runtime_id, lease_seconds=self._lease_seconds
         )

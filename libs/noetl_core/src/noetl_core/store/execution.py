@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
+
+from noetl_core.domain.errors import RetryableError
 from noetl_core.domain.ids import ExecutionId
-from noetl_core.domain.state import ExecutionStatus
+from noetl_core.domain.state import ExecutionState
 from noetl_core.store.postgres import Connection, Pool
 
 if TYPE_CHECKING:
@@ -29,15 +32,28 @@ async def read(conn: Connection | Pool, execution_id: ExecutionId) -> "Record | 
     return await conn.fetchrow(_READ, execution_id)
 
 
-_READ_STATE = "SELECT status, state FROM noetl.execution WHERE execution_id = $1"
+class StateUnreadableError(RetryableError):
+    """What stands in a row is no state. The projection or its auditor makes it anew."""
+
+    def __init__(self, *, execution_id: ExecutionId) -> None:
+        super().__init__(
+            f"the status row of execution {execution_id} is broken. It is made anew when something "
+            f"happens to it, or by `noetl db rebuild-projection --execution {execution_id}`"
+        )
 
 
-async def read_state(
-    conn: Connection | Pool, execution_id: ExecutionId
-) -> tuple[ExecutionStatus, str] | None:
-    """The status, and the folded state as JSON text."""
-    row = await conn.fetchrow(_READ_STATE, execution_id)
-    return None if row is None else (row["status"], row["state"])
+_READ_STATE = "SELECT state FROM noetl.execution WHERE execution_id = $1"
+
+_decode_state = msgspec.json.Decoder(ExecutionState).decode
+
+
+async def read_state(conn: Connection | Pool, execution_id: ExecutionId) -> ExecutionState | None:
+    """The folded state. Raises StateUnreadableError."""
+    state = await conn.fetchval(_READ_STATE, execution_id)
+    try:
+        return None if state is None else _decode_state(state)
+    except msgspec.DecodeError:
+        raise StateUnreadableError(execution_id=execution_id) from None
 
 
 class Accepted(NamedTuple):

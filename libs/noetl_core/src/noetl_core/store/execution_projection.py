@@ -7,7 +7,7 @@ A row holds nothing but what the log says: its times are the events' times, and 
 back to an earlier event. Truncate, replay, and the same bytes come back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -419,30 +419,63 @@ SELECT execution_id FROM noetl.execution WHERE shard_id = ANY ($1::integer[])
 ORDER BY started_at DESC, execution_id DESC
 LIMIT $2
 """
-_FROM = """
-SELECT execution_id FROM noetl.execution
-WHERE shard_id = ANY ($1::integer[]) AND execution_id >= $2
-ORDER BY execution_id
-LIMIT $3
+# Step by step through the index of the log, whatever the number of events of each: an execution
+# that has no row is found, too. So far that about so many of them lie on these shards.
+_LOGGED = """
+WITH RECURSIVE logged AS (
+    (SELECT execution_id FROM noetl.event WHERE execution_id > $2 ORDER BY execution_id LIMIT 1)
+    UNION ALL
+    SELECT next.execution_id
+    FROM logged
+    CROSS JOIN LATERAL (
+        SELECT execution_id FROM noetl.event
+        WHERE execution_id > logged.execution_id
+        ORDER BY execution_id
+        LIMIT 1
+    ) AS next
+), page AS (
+    SELECT execution_id FROM logged LIMIT (
+        SELECT ceil($3::float * value::integer / cardinality($1::integer[]))::bigint
+        FROM noetl.setting WHERE name = 'shard_count'
+    )
+)
+SELECT page.execution_id,
+       noetl.vnode(page.execution_id) % s.value::integer = ANY ($1::integer[]) AS is_wanted
+FROM page JOIN noetl.setting AS s ON s.name = 'shard_count'
+ORDER BY page.execution_id
 """
-_BOUNDS = "SELECT min(execution_id), max(execution_id) FROM noetl.execution"
+_BOUNDS = "SELECT min(execution_id), max(execution_id) FROM noetl.event"
+
+
+class Sample(NamedTuple):
+    executions: list[ExecutionId]
+    upto: ExecutionId
+    """Where the next one goes on; 0 when this one has come to the end."""
 
 
 async def sample(
-    conn: Connection | Pool, shards: Iterable[ShardId], *, place: float, limit: int
-) -> list[ExecutionId]:
-    """Executions to look at: the newest, and as many from somewhere (0 to 1) in all that is kept.
-
-    Ids ascend with time, so a place among the ids is a moment in the past.
-    """
-    bounds = await conn.fetchrow(_BOUNDS)
-    if bounds is None or bounds[0] is None:
-        return []
-    oldest, newest = bounds
+    conn: Connection | Pool, shards: Collection[ShardId], *, after: ExecutionId, limit: int
+) -> Sample:
+    """Executions to look at: the newest, and as many that follow a place in the log."""
     wanted = list(shards)
+    if not wanted:
+        return Sample([], after)
     recent = await conn.fetch(_NEWEST, wanted, limit)
-    some = await conn.fetch(_FROM, wanted, oldest + int((newest - oldest) * place), limit)
-    return list(dict.fromkeys(ExecutionId(row[0]) for row in (*recent, *some)))
+    logged = await conn.fetch(_LOGGED, wanted, after, limit)
+    found = [*recent, *(row for row in logged if row["is_wanted"])]
+    is_end = len(logged) < limit
+    return Sample(
+        list(dict.fromkeys(ExecutionId(row[0]) for row in found)),
+        ExecutionId(0 if is_end else logged[-1]["execution_id"]),
+    )
+
+
+async def somewhere(conn: Connection | Pool, place: float) -> ExecutionId:
+    """From 0 to 1 in the log: ids ascend with time, so a place among them is a moment in it."""
+    row = await conn.fetchrow(_BOUNDS)
+    if row is None or row[0] is None:
+        return ExecutionId(0)
+    return ExecutionId(row[0] + int((row[1] - row[0]) * place))
 
 
 _ROWS = """

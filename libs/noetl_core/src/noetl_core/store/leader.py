@@ -34,3 +34,17 @@ WHERE role = $1 AND owner_runtime_id = $2
 
 async def release(conn: Connection | Pool, role: str, runtime_id: RuntimeId) -> None:
     await conn.execute(_RELEASE, role, runtime_id)
+
+
+# `runtime.register` gave its row another name when we took ours.
+_INHERIT = """
+UPDATE noetl.leader SET owner_runtime_id = NULL, leased_until = NULL
+WHERE role = $1 AND owner_runtime_id IN (
+    SELECT runtime_id FROM noetl.runtime WHERE kind = $2 AND name = $3 || '#' || runtime_id
+)
+"""
+
+
+async def inherit(conn: Connection | Pool, role: str, *, kind: str, name: str) -> None:
+    """Free what the last process of our name played: we are its successor, so it is gone."""
+    await conn.execute(_INHERIT, role, kind, name)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from noetl_core.domain.ids import CommandId, ExecutionId, ShardId
 from noetl_core.domain.timers import wait_timer
+from noetl_core.store.command import CommandKey
 from noetl_core.store.postgres import Connection, Pool
 
 # A message that waits in the inbox of the shard may be what will move it, and so will the end of a
@@ -19,6 +20,8 @@ from noetl_core.store.postgres import Connection, Pool
 #
 # Very many may wait for somebody, so that is seen in the small column `waits_for`; the state is
 # read of those that remain. It is believed only if it is of the last event (migration 0011).
+#
+# A state may be anything, until the projection finds out that it is broken: that stops nobody.
 #
 # `quiet` stands by itself: beside what the planner believes it to cost, reading all timers for each
 # of its rows would be no difference to it.
@@ -59,8 +62,14 @@ WITH quiet AS MATERIALIZED (
                ('PENDING', 'RUNNING', 'PAUSED') OR letter.execution_id IS NOT NULL, false)) AS alive
     FROM idle
     JOIN noetl.execution AS x ON x.execution_id = idle.execution_id
-    CROSS JOIN LATERAL jsonb_each(x.state->'commands') AS c
-    LEFT JOIN LATERAL jsonb_to_record(c.value->'parked') AS parked (kind text, child bigint) ON true
+    CROSS JOIN LATERAL jsonb_each(
+        CASE jsonb_typeof(x.state -> 'commands') WHEN 'object' THEN x.state -> 'commands' END
+    ) AS c
+    CROSS JOIN LATERAL (
+        SELECT c.value #>> '{parked,kind}' AS kind,
+               CASE WHEN c.value #>> '{parked,child}' ~ '^([0-9]{1,18}|[1-8][0-9]{18})$'
+                    THEN (c.value #>> '{parked,child}')::bigint END AS child
+    ) AS parked
     LEFT JOIN noetl.execution AS child ON child.execution_id = parked.child
     LEFT JOIN LATERAL (
         SELECT execution_id FROM noetl.inbox AS i WHERE i.execution_id = parked.child LIMIT 1
@@ -98,6 +107,52 @@ async def idle_executions(
     each shard the oldest, up to its share of the limit."""
     rows = await conn.fetch(_OLDEST_IDLE, idle_seconds, _WAITS, limit)
     return [ExecutionId(row["execution_id"]) for row in rows]
+
+
+# By the key, page by page: however many executions there are, a look reads so many. The projection
+# may be behind, so a command that is not in the queue may have ended: it is lost if it is still
+# open at the next look.
+_LOST = """
+WITH page AS MATERIALIZED (
+    SELECT execution_id, state FROM noetl.execution
+    WHERE status IN ('PENDING', 'RUNNING') AND execution_id > $1
+    ORDER BY execution_id
+    LIMIT $2
+), lost AS MATERIALIZED (
+    SELECT page.execution_id, c.key AS command_id
+    FROM page
+    CROSS JOIN LATERAL jsonb_each(
+        CASE jsonb_typeof(page.state -> 'commands') WHEN 'object' THEN page.state -> 'commands' END
+    ) AS c
+    WHERE c.value -> 'parked' IS NULL
+      AND NOT EXISTS (
+          SELECT FROM noetl.command AS q
+          WHERE q.execution_id = page.execution_id AND q.command_id = c.key
+      )
+)
+SELECT whole.upto, lost.execution_id, lost.command_id
+FROM (SELECT CASE WHEN count(*) >= $2 THEN max(execution_id) END AS upto FROM page) AS whole
+LEFT JOIN lost ON true
+LIMIT $3
+"""
+
+
+class Unqueued(NamedTuple):
+    commands: list[CommandKey]
+    """Open in the state of their execution, and not in the queue."""
+    upto: ExecutionId | None
+    """Where the next page begins; None when this was the last one."""
+
+
+async def unqueued(
+    conn: Connection | Pool, after: ExecutionId, *, executions_max: int, commands_max: int
+) -> Unqueued:
+    rows = await conn.fetch(_LOST, after, executions_max, commands_max)
+    upto = rows[0]["upto"]
+    return Unqueued(
+        [(ExecutionId(r[1]), CommandId(r[2])) for r in rows if r[1] is not None],
+        None if upto is None else ExecutionId(upto),
+    )
 
 
 class Stuck(NamedTuple):

@@ -59,6 +59,29 @@ JOIN noetl.setting AS s ON s.name = 'shard_count'
 """
 
 
+# The row of a command comes with the event that issues it and goes with the one that ends it. So
+# one that is open in the state and has no row is lost, if the state is of the last event.
+_LOST = """
+SELECT x.execution_id, coalesce(c.value ->> 'step', '') AS step, count(*)
+FROM noetl.execution AS x
+CROSS JOIN LATERAL jsonb_each(
+    CASE jsonb_typeof(x.state -> 'commands') WHEN 'object' THEN x.state -> 'commands' END
+) AS c
+WHERE x.execution_id = ANY ($1::bigint[])
+  AND (x.waits_for IS NULL OR x.waits_for[1] <> x.last_projected_event_id)
+  AND c.value -> 'parked' IS NULL
+  AND NOT EXISTS (
+      SELECT FROM noetl.command AS q
+      WHERE q.execution_id = x.execution_id AND q.command_id = c.key
+  )
+  AND NOT EXISTS (
+      SELECT FROM noetl.event AS e
+      WHERE e.execution_id = x.execution_id AND e.event_id > x.last_projected_event_id
+  )
+GROUP BY x.execution_id, 2
+"""
+
+
 class Situation(NamedTuple):
     """`has_broker` is looked at where no command is open: it can only be the broker's turn."""
 
@@ -82,6 +105,9 @@ async def situations(
     idle = [execution_id for execution_id, one in found.items() if not one.groups]
     for row in await conn.fetch(_IDLE, idle) if idle else []:
         found[row["execution_id"]] = Situation([], row["flag"], row["has_broker"])
+    for row in await conn.fetch(_LOST, idle) if idle else []:
+        lost = OpenGroup(step=row["step"], pool="", commands=row["count"], situation="lost")
+        found[row["execution_id"]].groups.append(lost)
     return found
 
 
