@@ -50,7 +50,7 @@ async def test_whatever_is_asked_of_an_s3_that_is_away_may_be_asked_later(
             lambda: away.delete(BUCKET, "away"),
         )
         for ask in asked:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 with pytest.raises(StoreAwayError, match=f"S3 at {gate.url} could not"):
                     await ask()
 

@@ -27,7 +27,7 @@ MEGABYTE = 1024 * 1024
 
 @pytest.fixture
 async def tier_behind_gate(gate: Gate) -> AsyncIterator[S3Tier]:
-    async with S3(settings(gate.url, timeout_seconds=10.0)) as s3:
+    async with S3(settings(gate.url, timeout_seconds=30.0)) as s3:
         yield S3Tier(s3, BUCKET)
 
 

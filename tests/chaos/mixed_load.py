@@ -189,8 +189,8 @@ async def run(
     begun = time.monotonic()
     names = ["loop", "fan_out", "chain", "family", "timer", "asked", "endless"]
     started = {name: await flow.start(f"mixed_{name}") for name in names}
-    await flow.until(started["asked"], "command.parked", step="listen", seconds=60)
-    await flow.until(started["endless"], "command.claimed", step="sleep", seconds=60)
+    await flow.until(started["asked"], "command.parked", step="listen", seconds=120)
+    await flow.until(started["endless"], "command.claimed", step="sleep", seconds=120)
     await flow.stack.until_done(started["loop"], ITEMS // 2)
     await disturb()
     disturbed_at = time.time()
@@ -212,13 +212,13 @@ async def _from_outside(flow: Flow, started: dict[str, int]) -> None:
     await flow.cancel(started["endless"])
     started["late chain"] = await flow.start("mixed_chain")
     started["late family"] = await flow.start("mixed_family")
-    await flow.until(started["asked"], "command.parked", step="ask", seconds=60)
+    await flow.until(started["asked"], "command.parked", step="ask", seconds=120)
     await flow.signal(started["asked"], "ask", by="ann")
 
 
 async def _ended(flow: Flow, name: str, execution_id: int) -> Counter[Key]:
     status: Status = "CANCELLED" if name == "endless" else "COMPLETED"
-    execution = await flow.ended(execution_id, status, seconds=120)
+    execution = await flow.ended(execution_id, status, seconds=240)
     if name in RESULTS:
         step, expected = RESULTS[name]
         assert execution.result(step) == expected, name

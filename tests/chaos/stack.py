@@ -14,6 +14,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import psutil
 
 from noetl_core.store.postgres import Connection
 from support.starting import one_at_a_time
@@ -36,7 +37,7 @@ class Stack:
         self.data_dir = data_dir
         self.process = process
         self.url = url
-        self.client = httpx.AsyncClient(base_url=url, timeout=10.0)
+        self.client = httpx.AsyncClient(base_url=url, timeout=60.0)
         self.info: dict[str, str] = self._ask("info")
 
     def _ask(self, what: str) -> Any:
@@ -46,7 +47,12 @@ class Stack:
         )
 
     def pid(self, name: str) -> int:
-        return next(int(part["pid"]) for part in self._ask("ps") if part["name"] == name)
+        """Of a part that lives: one that is being started again is waited for."""
+        deadline = time.monotonic() + 60
+        while not _lives(pid := self.parts().get(name, 0)):
+            assert time.monotonic() < deadline, f"{name} does not live"
+            time.sleep(0.02)
+        return pid
 
     def parts(self) -> dict[str, int]:
         """The parts and their pids, from the file that `noetl dev ps` reads, in no time."""
@@ -77,7 +83,7 @@ class Stack:
     async def connect(self) -> Connection:
         return await asyncpg.connect(self.info["dsn"])
 
-    async def query(self, sql: str, *values: object, patience: float = 20.0) -> list[Any]:
+    async def query(self, sql: str, *values: object, patience: float = 60.0) -> list[Any]:
         """Asks again while Postgres is being restarted."""
         deadline = time.monotonic() + patience
         while True:
@@ -98,13 +104,13 @@ class Stack:
         )
         return int((await self.query(sql, execution_id))[0]["count"])
 
-    async def until_done(self, execution_id: int, count: int, *, seconds: float = 60.0) -> None:
+    async def until_done(self, execution_id: int, count: int, *, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while await self.done(execution_id) < count:
             assert time.monotonic() < deadline, f"fewer than {count} items in {seconds} s"
             await asyncio.sleep(0.05)
 
-    async def until_ended(self, execution_id: int, *, seconds: float = 90.0) -> str:
+    async def until_ended(self, execution_id: int, *, seconds: float = 240.0) -> str:
         """The terminal event, from the log: it is true even while the projection is away."""
         sql = "SELECT event_type FROM noetl.event WHERE execution_id = $1 AND event_key = 'end'"
         deadline = time.monotonic() + seconds
@@ -114,7 +120,7 @@ class Stack:
         return str(rows[0]["event_type"])
 
     async def until_projected(
-        self, execution_id: int, status: str, *, seconds: float = 20.0
+        self, execution_id: int, status: str, *, seconds: float = 60.0
     ) -> None:
         deadline = time.monotonic() + seconds
         while True:
@@ -140,9 +146,16 @@ def running_stack(data_dir: Path, *options: str, **environment: str) -> Iterator
         yield Stack(data_dir, process, url)
 
 
+def _lives(pid: int) -> bool:
+    try:
+        return pid != 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
+    process.wait(timeout=150)
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:

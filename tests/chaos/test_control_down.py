@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from chaos.test_shards import another, is_shared_by, until
 from flow.conftest import PATIENT_LEASES
 from support.flow import Flow
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 CONTROL = ("shard-manager", "reaper", "checkpointer", "compactor")
 OPTIONS = ("--brokers", "2", "--projections", "2", "--workers", "2", "--no-restart")
@@ -45,19 +46,20 @@ async def test_everything_goes_on_without_any_of_them_and_owners_take_over_from_
 ) -> None:
     flow = Flow(stack, api)
     await mixed_load.prepare(flow)
-    await until(is_shared_by(stack, 8, 8), seconds=30, what="not shared")
+    await until(is_shared_by(stack, 8, 8), seconds=120, what="not shared")
     parts = stack.parts()
     returned = ExitStack()
 
     async def disturb() -> None:
         for name in (*CONTROL, "broker-2", "projection-2"):
             os.kill(parts[name], signal.SIGKILL)
-        took = await until(is_shared_by(stack, 16), seconds=30, what="not taken over")
+        took = await until(is_shared_by(stack, 16), seconds=120, what="not taken over")
         print(f"\nowned again after {took:.1f} s")
 
     async def mend() -> None:
-        # The timer, and the family that was started without a reaper.
-        assert await running(stack) >= 2 + mixed_load.CHILDREN
+        # The family that was started without a reaper comes to its timers, and stays there. (The
+        # other timer may have gone off before: how long half of the loop takes says the machine.)
+        await until(partial(is_waiting, stack), seconds=120, what="they do not wait")
         for name in CONTROL:
             returned.enter_context(another(stack, name.replace("-", "_")))
 
@@ -91,7 +93,7 @@ async def test_a_dead_worker_is_noticed_when_the_reaper_is_back(
     )
 
     with another(stack, "reaper"):
-        execution = await flow.ended(execution_id, seconds=90)
+        execution = await flow.ended(execution_id, seconds=240)
     await stack.client.aclose()
 
     assert execution.count("command.expired") == left
@@ -116,7 +118,9 @@ async def test_who_slept_through_its_leadership_does_not_lead_when_it_wakes(
             os.kill(parts[name], signal.SIGSTOP)
 
     async def mend() -> None:
-        took = await until(lambda: is_led_by_others(stack, before), seconds=40, what="nobody leads")
+        took = await until(
+            lambda: is_led_by_others(stack, before), seconds=120, what="nobody leads"
+        )
         print(f"\nothers lead after {took:.1f} s more")
 
     with standby:
@@ -159,7 +163,7 @@ async def until_led_by_the_living(stack: Stack) -> None:
     async def is_led() -> bool:
         return set(await leaders(stack)) >= set(CONTROL)
 
-    await until(is_led, seconds=40, what="nobody leads")
+    await until(is_led, seconds=120, what="nobody leads")
 
 
 async def until_offline(stack: Stack, *names: str) -> None:
@@ -169,12 +173,16 @@ async def until_offline(stack: Stack, *names: str) -> None:
     async def is_noticed() -> bool:
         return int((await stack.query(sql, [f"{n}-%" for n in names]))[0]["count"]) == len(names)
 
-    await until(is_noticed, seconds=90, what="not noticed")
+    await until(is_noticed, seconds=180, what="not noticed")
 
 
-async def running(stack: Stack) -> int:
-    sql = "SELECT count(*) FROM noetl.execution WHERE status = 'RUNNING'"
-    return int((await stack.query(sql))[0]["count"])
+async def is_waiting(stack: Stack) -> bool:
+    sql = (
+        "SELECT (SELECT count(*) FROM noetl.timer) AS timers,"
+        " (SELECT count(*) FROM noetl.execution WHERE status = 'RUNNING') AS running"
+    )
+    (row,) = await stack.query(sql)
+    return bool(row["timers"] >= mixed_load.CHILDREN and row["running"] > mixed_load.CHILDREN)
 
 
 async def until_only_its_are_left(stack: Stack, worker: str) -> int:
@@ -192,7 +200,7 @@ async def until_only_its_are_left(stack: Stack, worker: str) -> int:
         steady = seen[-40:]  # about two seconds
         return len(steady) == 40 and set(steady) == {seen[-1]} and row["open"] == row["its"]
 
-    await until(is_so, seconds=60, what="the rest is not done")
+    await until(is_so, seconds=180, what="the rest is not done")
     return seen[-1][0]
 
 
@@ -203,5 +211,5 @@ async def assert_epochs_are_recorded(stack: Stack) -> None:
     async def is_recorded() -> bool:
         return bool(await stack.query(sql, execution_id))
 
-    await until(is_recorded, seconds=20, what="no epoch was recorded")
+    await until(is_recorded, seconds=60, what="no epoch was recorded")
     assert await stack.until_ended(execution_id) == "execution.completed"

@@ -19,7 +19,7 @@ from noetl_core.store.postgres import Pool, open_pool
 from services.broker.desk import Desk
 from support.postgres import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 FILES = sorted(migrations_directory().glob("*.sql"))
 OLDER = [file for file in FILES if file.name[:4] <= "0008"]
@@ -96,7 +96,7 @@ async def test_connections_of_before_work_on_while_the_schema_is_brought_up_to_d
 ) -> None:
     async with open_pool(older, role="", size_max=4) as pool:
         desk = Desk(pool)
-        await desk.claim()
+        await desk.claim(lease_seconds=600)
         done = await desk.start(PLAYBOOK)
         await desk.run()
         before = await pool.fetchval(DIGEST, done)
@@ -140,7 +140,7 @@ async def test_the_services_go_on_with_what_an_older_release_has_begun(
 ) -> None:
     async with open_pool(older, role="", size_max=4) as pool:
         desk = Desk(pool)
-        await desk.claim()
+        await desk.claim(lease_seconds=600)
         executions = [await desk.start(PLAYBOOK) for _ in range(10)]
         await execution_shard.release(pool, "broker", desk.owner, list(desk.claims))
 

@@ -19,7 +19,7 @@ from support.starting import one_at_a_time
 
 NOETL = (sys.executable, "-m", "noetl_cli")
 READY_SECONDS = 90.0
-STOP_SECONDS = 45.0
+STOP_SECONDS = 120.0
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def noetl_process(
         env=_environ(_whereabouts(url, home) | environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     return Answer(ended.returncode, ended.stdout, ended.stderr)

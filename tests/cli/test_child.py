@@ -1,9 +1,11 @@
 """A program under supervision: its log, its end, and what it says when it does not start."""
 
+import asyncio
 import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from noetl_cli.failure import CommandFailed
@@ -62,10 +64,17 @@ async def test_a_log_is_cut_at_its_bound_and_the_program_writes_on(
     while child.log_file.stat().st_size <= 200:
         assert child.is_running
 
+    assert child.record is not None
+    asleep = psutil.Process(child.record.pid)
+    asleep.suspend()  # else it may have written as much again before we look
+    while asleep.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - a process tells nobody
+        await asyncio.sleep(0.01)
+
     child.bound_log()
 
     assert child.log_file.with_suffix(".log.1").stat().st_size > 200
-    assert child.log_file.stat().st_size < 200
+    assert child.log_file.stat().st_size == 0
+    asleep.resume()
     while not child.log_file.read_bytes().startswith(b"x"):
         assert child.is_running
     await child.stop()

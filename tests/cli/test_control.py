@@ -167,5 +167,5 @@ def begun(stack: DevStack, file: Path) -> str:
     def waits() -> bool:
         return "waits for the signal" in noetl("status", execution_id, url=stack.url).stdout
 
-    eventually(waits, seconds=10)
+    eventually(waits, seconds=60)
     return execution_id

@@ -42,14 +42,16 @@ def test_explain_says_that_nobody_serves_the_pool(stack: DevStack, tmp_path: Pat
     file = tmp_path / "alone.yaml"
     file.write_text(ALONE)
     ask(stack, "register", str(file))
-    accepted = httpx.post(f"{stack.url}/api/execute", json={"path": "tests/alone"}).json()
+    accepted = httpx.post(
+        f"{stack.url}/api/execute", json={"path": "tests/alone"}, timeout=60
+    ).json()
     execution_id = accepted["execution_id"]
 
     def told() -> str | None:
         text = ask(stack, "explain", execution_id)
         return text if "none is online" in text else None
 
-    text = eventually(told, seconds=20)
+    text = eventually(told, seconds=60)
 
     assert "waits for a worker of pool `gpu`, and none is online" in text
     assert "start a worker with NOETL_WORKER_POOL=gpu" in text
@@ -61,7 +63,7 @@ def test_workers_are_listed_with_what_is_free(stack: DevStack) -> None:
         workers = json.loads(ask(stack, "workers", "--json"))
         return [worker for worker in workers if worker["free"] is not None]
 
-    (worker, *_) = eventually(reported, seconds=20)
+    (worker, *_) = eventually(reported, seconds=60)
 
     assert worker["free"] <= worker["slots"]
     assert worker["tools"]["python"]["slots"] > 0

@@ -19,7 +19,7 @@ async def test_a_recorded_process_is_ended() -> None:
     process = await _sleeper()
     record = record_of("sleeper", process.pid)
 
-    assert await end(record, ask_with=signal.SIGTERM, grace_seconds=5)
+    assert await end(record, ask_with=signal.SIGTERM, grace_seconds=30)
 
     assert await process.wait() == -signal.SIGTERM
     assert not is_alive(record)
@@ -80,6 +80,6 @@ async def test_a_child_dies_with_a_parent_that_is_killed() -> None:
     os.kill(parent.pid, signal.SIGKILL)
     await parent.wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while is_alive(child):  # noqa: ASYNC110 - a process tells nobody that it died
             await asyncio.sleep(0.01)

@@ -132,7 +132,7 @@ async def expire_all(flow: Flow) -> None:
     living = "SELECT 1 FROM noetl.result_ref WHERE expires_at IS NOT NULL AND removed_at IS NULL"
     dsn = flow.stack.info["dsn"]
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         open_pool(dsn, role="noetl_compactor", size_max=2) as pool,
     ):
         while await pool.fetch(living):
@@ -144,7 +144,7 @@ async def archive_all(flow: Flow, place: Place) -> int:
     """Until nothing is left: an autovacuum may be in the way of a drop, which then waits for the
     next turn."""
     archived = await archive_once(flow, place)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await flow.stack.query("SELECT FROM noetl.event LIMIT 1"):
             await asyncio.sleep(0.5)
             archived += await archive_once(flow, place)
@@ -195,7 +195,9 @@ async def test_what_runs_goes_on_while_everything_else_is_archived(
 
     await own_flow.ended(waiting)
     for execution_id in busy:
-        answer = await own_flow.stack.client.get(f"/api/executions/{execution_id}?wait=60")
+        answer = await own_flow.stack.client.get(
+            f"/api/executions/{execution_id}?wait=60", timeout=120
+        )
         assert answer.json()["status"] == "COMPLETED"
     for execution_id in (ended, waiting, *busy):
         log = await own_flow.stack.client.get(f"/api/executions/{execution_id}/events?limit=1000")

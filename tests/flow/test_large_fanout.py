@@ -12,7 +12,7 @@ import pytest
 from chaos.stack import Stack, running_stack
 from flow.conftest import PATIENT_LEASES
 
-pytestmark = [pytest.mark.slow, pytest.mark.measured, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.measured, pytest.mark.timeout(2400)]
 
 ITEMS = 100_000
 FAILED = [n for n in range(ITEMS) if n % 9_973 == 7]
@@ -63,7 +63,7 @@ async def spread(stack: Stack, count: int) -> tuple[int, int, list[dict[str, Any
     watching = asyncio.create_task(memory.watch())
     execution_id = await stack.execute("flow/spread", {"count": count})
     seen = []
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + 1500
     while True:
         view = (await stack.client.get(f"/api/executions/{execution_id}")).json()
         seen.append(view.get("progress", {}).get("spread", {}))
@@ -127,11 +127,11 @@ async def retry_failed(stack: Stack, execution_id: int) -> None:
         f"/api/executions/{execution_id}/retry", json={"step": "spread"}
     )
     assert answer.status_code == 202, answer.text
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while "whole" not in await steps(stack, execution_id):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
-    await stack.until_projected(execution_id, "COMPLETED")
+    await stack.until_projected(execution_id, "COMPLETED", seconds=240)
 
 
 async def steps(stack: Stack, execution_id: int) -> set[str]:

@@ -48,7 +48,7 @@ async def stack(tmp_path: Path, gate: Gate) -> AsyncIterator[Stack]:
         "NOETL_MINIO_SECRET_KEY": SECRET_KEY,
         "NOETL_MINIO_BUCKET": BUCKET,
         "NOETL_DEFAULT_STORE_TIER": "minio",
-        "NOETL_S3_TIMEOUT_SECONDS": "5",
+        "NOETL_S3_TIMEOUT_SECONDS": "30",
     }
     with running_stack(tmp_path, **PATIENT_LEASES, **environment) as opened:
         yield opened

@@ -19,7 +19,7 @@ from flow.conftest import PATIENT_LEASES
 from support.flow import Execution, Flow
 from support.postgres import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PLAYBOOK = "everything"
 EXPECTED = {
@@ -75,7 +75,7 @@ async def test_another_way_of_running_it_records_the_same(
     await set_shard_count(database, way.shards)
     with running(way, flow.api, database, tmp_path / "stack") as other:
         await other.prepare()
-        execution = await other.run(PLAYBOOK, seconds=120.0)
+        execution = await other.run(PLAYBOOK, seconds=400.0)
         recorded = await keys_of(other, execution)
         await other.stack.client.aclose()
 

@@ -13,7 +13,7 @@ from noetl_core.domain.ids import CommandId, ExecutionId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT
 from support.collector import Collector, Span, running_collector
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHILD = """
 apiVersion: noetl.io/v2
@@ -55,7 +55,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Co
 
 
 async def until_told(collector: Collector, execution_id: int, count: int) -> list[Span]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(found := collector.of(execution_id)) < count:
         names = sorted(one.name for one in found)
         assert time.monotonic() < deadline, names

@@ -101,9 +101,9 @@ async def test_a_loop_that_is_out_of_time_fails_the_execution(flow: Flow) -> Non
 
 async def test_an_execution_that_is_out_of_time_fails_with_all_it_was_doing(flow: Flow) -> None:
     begun = time.monotonic()
-    execution = await flow.run("late_execution", ends="FAILED", seconds=10.0)
+    execution = await flow.run("late_execution", ends="FAILED", seconds=25.0)
 
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 25.0  # without its end it would work for half a minute
     assert execution.view["error"]["kind"] == "timeout"
 
 
@@ -132,13 +132,13 @@ def worker_with_one_slot(flow: Flow) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 async def until_all_wait(flow: Flow, parent: int) -> list[int]:
     """The tree of a `waiting_parent` when its leaves are asleep."""
     await flow.until(parent, "command.parked", step="call")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         tree = await flow.children(parent)
         rows = await flow.stack.query(

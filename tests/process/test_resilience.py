@@ -12,7 +12,7 @@ from noetl_core.process.service import Service, serving
 from noetl_core.store.postgres import Connection, Pool, in_transaction, open_pool
 from support.postgres import PostgresServer
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 
 
 async def failure_of(pool: Pool, statement: str, *arguments: object) -> Exception:
@@ -64,7 +64,8 @@ async def test_every_error_of_a_lost_connection_is_transient(own_postgres: Postg
 async def test_to_be_given_up_in_the_middle_of_a_transaction_is_transient(database: str) -> None:
     async def stand_still(conn: Connection) -> None:
         await conn.execute("SELECT 1")
-        await asyncio.sleep(0.5)
+        while not conn.is_closed():  # noqa: ASYNC110 - Postgres closes it
+            await asyncio.sleep(0.02)
         await conn.execute("SELECT 1")
 
     brief = {"idle_in_transaction_session_timeout": "100"}

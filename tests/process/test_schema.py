@@ -21,13 +21,13 @@ from noetl_core.store.migrations import migrate
 from noetl_core.store.postgres import open_pool
 from support.postgres import PostgresServer, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.measured]
+pytestmark = [pytest.mark.slow, pytest.mark.measured, pytest.mark.timeout(600)]
 
 SERVICES = tuple(
     folder.name for folder in sorted((Path(__file__).parents[2] / "services").iterdir())
 )
 NAMES = sorted(file.name for file in migrations_directory().glob("*.sql"))
-SECONDS_MAX = 60
+SECONDS_MAX = 120
 
 
 class Running:

@@ -11,6 +11,8 @@ from noetl_core.process.config import Config
 from noetl_core.process.service import Service, serving
 
 CONFIG = Config(postgres_dsn="postgresql://nowhere")
+SECONDS_MAX = 30
+"""Half of what a loop would wait for its next turn."""
 
 
 async def nothing(_service: Service[Config]) -> None:
@@ -23,7 +25,7 @@ def sample() -> Service[Config]:
 
 async def lifetime(start: Callable[[Service[Config]], Awaitable[None]]) -> None:
     async with serving(sample(), start) as service:
-        await asyncio.wait_for(service.wait_for_death(), 5)
+        await asyncio.wait_for(service.wait_for_death(), SECONDS_MAX)
 
 
 async def test_the_instance_is_named_after_service_host_and_process_by_default() -> None:
@@ -42,7 +44,7 @@ async def test_a_turn_that_found_work_is_run_again_at_once() -> None:
 
     async with serving(sample(), nothing) as service:
         service.every(60, turn)
-        await asyncio.wait_for(idle.wait(), 2)
+        await asyncio.wait_for(idle.wait(), SECONDS_MAX)
 
     assert work == []
 
@@ -57,7 +59,7 @@ async def test_a_wake_up_cuts_the_wait_short() -> None:
         service.every(60, turn, wake=wake)
         await turns.get()
         wake.set()
-        await asyncio.wait_for(turns.get(), 2)
+        await asyncio.wait_for(turns.get(), SECONDS_MAX)
 
 
 async def test_a_wake_up_during_a_turn_is_not_lost() -> None:
@@ -71,7 +73,7 @@ async def test_a_wake_up_during_a_turn_is_not_lost() -> None:
 
     async with serving(sample(), nothing) as service:
         service.every(60, turn, wake=wake)
-        await asyncio.wait_for(second.wait(), 2)
+        await asyncio.wait_for(second.wait(), SECONDS_MAX)
 
 
 async def test_a_transient_error_is_waited_out() -> None:
@@ -85,7 +87,7 @@ async def test_a_transient_error_is_waited_out() -> None:
 
     async with serving(sample(), nothing) as service:
         service.every(60, turn)
-        await asyncio.wait_for(recovered.wait(), 5)
+        await asyncio.wait_for(recovered.wait(), SECONDS_MAX)
 
 
 async def test_any_other_error_is_the_end_of_the_service() -> None:

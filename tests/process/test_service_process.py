@@ -13,7 +13,7 @@ from support.postgres import free_port
 
 PROGRAM = Path(__file__).parent / "program.py"
 ENVIRON = {"NOETL_POSTGRES_DSN": "postgresql://nowhere", "NOETL_INSTANCE": "sample-1"}
-SECONDS_MAX = 20
+SECONDS_MAX = 60
 
 
 @asynccontextmanager

@@ -329,7 +329,7 @@ def test_some_hundred_random_cases_end_as_they_must() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_twenty_thousand_random_cases_end_as_they_must() -> None:
     share = math.ceil(FULL_CASES / SHARES)
     seeds = [(SEED + number) * 1_000_000 for number in range(SHARES)]

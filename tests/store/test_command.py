@@ -196,7 +196,7 @@ async def test_a_heartbeat_never_waits_for_a_broker_that_is_committing(pool: Poo
         transaction = broker.transaction()
         await transaction.start()
         await broker.execute("DELETE FROM noetl.command")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             kept = await heartbeat(pool, A, [key], lease_seconds=60)
         await transaction.rollback()
 
@@ -214,7 +214,7 @@ async def test_who_gives_up_commands_never_waits_for_a_broker_that_is_committing
         transaction = broker.transaction()
         await transaction.start()
         await broker.execute("DELETE FROM noetl.command WHERE command_id = 'b'")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await give_back(pool, A, keys[:2])
             given_back = [row.command_id for row in await expired(pool, limit=1000)]
             await give_up_all(pool, A)

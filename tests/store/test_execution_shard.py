@@ -269,7 +269,7 @@ async def test_who_changes_many_shards_locks_them_in_the_order_of_a_commit(
             await until_somebody_waits(pool)
             await committing.execute("SET LOCAL lock_timeout = '500ms'")
             await lock(committing, 9)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await changed
 
     assert len(await execution_shard.owned(pool, "broker", FIRST)) <= 1
@@ -301,6 +301,6 @@ WHERE datname = current_database() AND wait_event_type = 'Lock'
 
 
 async def until_somebody_waits(pool: Pool) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not await pool.fetchval(_WAITS):  # noqa: ASYNC110 - Postgres does not call us
             await asyncio.sleep(0.02)

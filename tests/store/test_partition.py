@@ -133,7 +133,7 @@ async def test_readers_and_writers_of_other_partitions_are_not_held_up_for_long(
     async with pool.acquire() as reader, reader.transaction():
         await reader.fetch("SELECT FROM noetl.event")
         making = asyncio.create_task(partition.ensure(compactor_pool, EVENTS))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await add_event(pool, 1)
             await pool.fetch("SELECT FROM noetl.event")
         assert await making == "busy"

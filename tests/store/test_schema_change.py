@@ -86,7 +86,7 @@ async def test_a_function_that_is_replaced_between_plan_and_call_is_transient(po
     asked = asyncio.create_task(
         failure_of(pool, "SELECT noetl.sample() FROM (SELECT noetl.slow() OFFSET 0) AS s")
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await pool.fetchval(_SLEEPS):  # noqa: ASYNC110 - Postgres does not call us
             await asyncio.sleep(0.02)
     await pool.execute("DROP FUNCTION noetl.sample")

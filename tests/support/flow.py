@@ -127,13 +127,13 @@ class Flow:
         return await self.stack.execute(f"tests/{playbook}", payload)
 
     async def run(
-        self, playbook: str, *, ends: Status = "COMPLETED", seconds: float = 45.0, **payload: Any
+        self, playbook: str, *, ends: Status = "COMPLETED", seconds: float = 120.0, **payload: Any
     ) -> Execution:
         execution_id = await self.start(playbook, **payload)
         return await self.ended(execution_id, ends, seconds=seconds)
 
     async def ended(
-        self, execution_id: int, ends: Status = "COMPLETED", *, seconds: float = 45.0
+        self, execution_id: int, ends: Status = "COMPLETED", *, seconds: float = 120.0
     ) -> Execution:
         """The execution when it has ended as it should, and it and its children are sound."""
         await self.stack.until_ended(execution_id, seconds=seconds)
@@ -167,7 +167,7 @@ class Flow:
         assert answer.status_code == 202, answer.text
 
     async def until(
-        self, execution_id: int, event_type: str, *, step: str, seconds: float = 20.0
+        self, execution_id: int, event_type: str, *, step: str, seconds: float = 60.0
     ) -> None:
         deadline = time.monotonic() + seconds
         while not any(
@@ -199,7 +199,7 @@ class Flow:
         assert answer.is_success, answer.text
         return Execution(execution_id, events, view, answer.json())
 
-    async def _projected(self, execution_id: int, event_id: int, *, seconds: float = 20.0) -> Any:
+    async def _projected(self, execution_id: int, event_id: int, *, seconds: float = 60.0) -> Any:
         deadline = time.monotonic() + seconds
         while True:
             answer = await self.stack.client.get(f"/api/executions/{execution_id}")

@@ -36,7 +36,7 @@ DATA_TYPES = ("assessments", "conditions", "medications", "observations", "vital
 RECORDS_PER_PATIENT_MAX = 3
 PAGE_SIZE_MAX = 1000
 HOST = "127.0.0.1"
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 60.0
 
 
 class Trouble(NamedTuple):

@@ -25,7 +25,7 @@ from noetl_core.store.postgres import Pool, open_pool
 
 TEMPLATE = "noetl_template"
 _USER = "nobody"
-_START_SECONDS_MAX = 30.0
+_START_SECONDS_MAX = 120.0
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES_MIN = 1 << 30
 _numbers = count(1)
@@ -42,7 +42,7 @@ _OPTIONS = {
     "max_wal_size": "2GB",
     "unix_socket_directories": "",
     "listen_addresses": "127.0.0.1",
-    "autovacuum_naptime": "10s",
+    "autovacuum": "off",  # nobody can tell when it would stand in the way of a lock
     "jit": "off",
 }
 
@@ -54,6 +54,7 @@ class PostgresServer:
         self.directory = directory
         self.data = directory / "data"
         self.port = free_port()
+        self.options = dict(_OPTIONS)
         self._process: subprocess.Popen[bytes] | None = None
 
     def dsn(self, database: str = "postgres") -> str:
@@ -71,7 +72,7 @@ class PostgresServer:
 
     def start(self) -> None:
         command = [str(binary("postgres")), "-D", str(self.data), "-p", str(self.port)]
-        for name, value in _OPTIONS.items():
+        for name, value in self.options.items():
             command += ["-c", f"{name}={value}"]
         with (self.directory / "postgres.log").open("ab") as output:
             self._process = subprocess.Popen(
@@ -94,7 +95,7 @@ class PostgresServer:
             process.kill()
         else:
             process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS_MAX

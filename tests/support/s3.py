@@ -30,7 +30,7 @@ SECRET_KEY = "not-to-be-told-7f3a"
 BUCKET = "noetl-test"
 COPIES_BYTES = 64 * 1024 * 1024
 
-_START_SECONDS_MAX = 60.0
+_START_SECONDS_MAX = 120.0
 _PORTS = ("master", "volume", "filer", "s3")
 
 _numbers = itertools.count(1)
@@ -70,7 +70,7 @@ class S3Server:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(timeout=20)
+            process.wait(timeout=60)
 
     def _command(self) -> list[str]:
         command = [str(Path(sys.executable).with_name("weed")), "server", "-filer", "-s3"]

@@ -14,13 +14,13 @@ TROUBLE = Trouble(rate_limited=0.3, broken=0.3, per_request_max=2)
 
 @pytest.fixture(scope="module")
 def quiet() -> Iterator[httpx.Client]:
-    with running_mock_api(CLINIC) as url, httpx.Client(base_url=url) as client:
+    with running_mock_api(CLINIC) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def troubled() -> Iterator[httpx.Client]:
-    with running_mock_api(CLINIC, TROUBLE) as url, httpx.Client(base_url=url) as client:
+    with running_mock_api(CLINIC, TROUBLE) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -68,14 +68,14 @@ def test_trouble_is_the_same_in_every_order_of_requests() -> None:
 
 
 def outcomes(pages: list[int]) -> dict[int, int]:
-    with running_mock_api(CLINIC, TROUBLE) as url, httpx.Client(base_url=url) as client:
+    with running_mock_api(CLINIC, TROUBLE) as url, httpx.Client(base_url=url, timeout=60) as client:
         path = "/facilities/F01/patients"
         return {page: client.get(path, params={"page": page}).status_code for page in pages}
 
 
 def test_who_is_refused_for_coming_too_often_is_told_when_to_come_back() -> None:
     always = Trouble(rate_limited=1.0, per_request_max=1, retry_after_seconds=2)
-    with running_mock_api(CLINIC, always) as url, httpx.Client(base_url=url) as client:
+    with running_mock_api(CLINIC, always) as url, httpx.Client(base_url=url, timeout=60) as client:
         refused, answered = client.get("/facilities"), client.get("/facilities")
 
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "2")

@@ -11,8 +11,8 @@ from noetl_core.store.postgres import Pool
 from services.api_gateway.conftest import Client
 from services.api_gateway.given import an_event, an_execution
 
-QUICK_SECONDS = SECONDS_DEFAULT / 2
-"""Nobody has waited, who would have waited twice as long."""
+QUICK_SECONDS = SECONDS_DEFAULT - 0.5
+"""Nobody has waited, who would have waited longer."""
 SHOWN = 99  # what `an_execution` says it was projected up to
 
 
@@ -50,7 +50,7 @@ async def test_the_answer_waits_until_the_event_is_shown(client: Client, pool: P
     assert not asked.done()
     await shows(pool, known)
 
-    answer = await asyncio.wait_for(asked, 5)
+    answer = await asyncio.wait_for(asked, 30)
     assert answer.status_code == 200
     assert answer.json()["last_event_id"] == str(known)
     assert answer.json()["status"] == "COMPLETED"
@@ -121,7 +121,7 @@ async def test_steps_are_read_as_of_the_event(client: Client, pool: Pool) -> Non
     assert not asked.done()
     await shows(pool, known)
 
-    assert (await asyncio.wait_for(asked, 5)).json()["greet"]["status"] == "RUNNING"
+    assert (await asyncio.wait_for(asked, 30)).json()["greet"]["status"] == "RUNNING"
 
 
 async def test_an_unknown_execution_is_not_waited_for(client: Client) -> None:

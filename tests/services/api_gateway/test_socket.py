@@ -29,7 +29,7 @@ async def test_a_playbook_is_registered_and_started_over_a_socket(
 ) -> None:
     async with (
         serving(a_service(database, nats_url), start),
-        httpx.AsyncClient(base_url=await address(pool), trust_env=False) as client,
+        httpx.AsyncClient(base_url=await address(pool), trust_env=False, timeout=60) as client,
     ):
         await registered(client)
         answer = await client.post("/api/execute", json={"path": "examples/hello"})
@@ -42,7 +42,7 @@ async def test_a_playbook_is_registered_and_started_over_a_socket(
 async def test_without_nats_everything_still_works(database: str, pool: Pool) -> None:
     async with (
         serving(a_service(database, "nats://127.0.0.1:1"), start),
-        httpx.AsyncClient(base_url=await address(pool), trust_env=False) as client,
+        httpx.AsyncClient(base_url=await address(pool), trust_env=False, timeout=60) as client,
     ):
         await registered(client)
         answer = await client.post("/api/execute", json={"path": "examples/hello"})
@@ -56,14 +56,14 @@ async def test_a_stop_answers_who_waits_and_then_refuses_connections(
     await an_execution(pool, 1)
     async with serving(a_service(database, nats_url), start) as service:
         url = await address(pool)
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             waiting = asyncio.create_task(client.get("/api/executions/1?wait=60", timeout=60))
             await asyncio.sleep(0.3)
             service.begin_stop()
-            answer = await asyncio.wait_for(waiting, 5)
+            answer = await asyncio.wait_for(waiting, 30)
 
     assert msgspec.json.decode(answer.content)["status"] == "RUNNING"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
         try:
             await client.get("/health")
         except httpx.ConnectError:

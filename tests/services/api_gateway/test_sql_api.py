@@ -19,7 +19,9 @@ from noetl_core.store.postgres import Pool, open_pool
 from services.api_gateway.conftest import Client
 from support.black_hole import way_to
 
-LIMITS = QueryLimits(seconds=0.5, rows_max=3)
+LIMITS = QueryLimits(seconds=30.0, rows_max=3)
+BRIEF = replace(LIMITS, seconds=0.5)
+"""For what is to be cut off: a busy machine may keep anything else waiting for as long."""
 
 
 @pytest.fixture
@@ -39,6 +41,12 @@ async def answering(gateway: Gateway, pool: Pool, limits: QueryLimits) -> AsyncI
 @pytest.fixture
 async def asking(gateway: Gateway, query_pool: Pool) -> AsyncIterator[Client]:
     async with answering(gateway, query_pool, LIMITS) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def asking_briefly(gateway: Gateway, query_pool: Pool) -> AsyncIterator[Client]:
+    async with answering(gateway, query_pool, BRIEF) as opened:
         yield opened
 
 
@@ -158,8 +166,8 @@ async def test_a_query_runs_as_the_role_for_queries(asking: Client) -> None:
     assert (await ask(asking, "SELECT current_user"))[1]["result"] == [["noetl_query"]]
 
 
-async def test_it_may_not_take_long(asking: Client) -> None:
-    status, problem = await ask(asking, "SELECT pg_sleep(30)")
+async def test_it_may_not_take_long(asking_briefly: Client) -> None:
+    status, problem = await ask(asking_briefly, "SELECT pg_sleep(30)")
 
     assert status == 422
     assert "longer than 0.5 s" in problem["detail"]
@@ -202,13 +210,15 @@ async def test_whatever_is_wrong_with_a_question_is_said_of_the_question(
     assert status in (200, 422), problem
 
 
-async def test_a_function_that_does_not_stop_is_left_to_itself(asking: Client) -> None:
+async def test_a_function_that_does_not_stop_is_left_to_itself(
+    asking: Client, asking_briefly: Client
+) -> None:
     begun = time.monotonic()
 
-    status, problem = await ask(asking, "SELECT array_fill(1, ARRAY[250000000])")
+    status, problem = await ask(asking_briefly, "SELECT array_fill(1, ARRAY[250000000])")
 
     assert status == 422, problem
-    assert time.monotonic() - begun < LIMITS.seconds + 3
+    assert time.monotonic() - begun < BRIEF.seconds + 10
     assert (await ask(asking, "SELECT 1"))[0] == 200
 
 
@@ -218,23 +228,25 @@ async def test_a_question_that_hears_of_no_cancel_is_left_to_itself(
     async with (
         way_to(database) as (dsn, way),
         open_pool(dsn, role="noetl_api_gateway", size_max=2, size_min=0) as pool,
-        answering(gateway, pool, LIMITS) as client,
+        answering(gateway, pool, BRIEF) as client,
+        answering(gateway, pool, LIMITS) as patient,
     ):
+        assert (await ask(patient, "SELECT 1"))[0] == 200  # there is a connection from here on
         asked = asyncio.create_task(ask(client, "SELECT pg_sleep(30)"))
-        await asyncio.sleep(LIMITS.seconds / 2)
+        await asyncio.sleep(BRIEF.seconds / 2)
         way.swallow()
         begun = time.monotonic()
         status, problem = await asked
 
         assert status == 422, problem
-        assert time.monotonic() - begun < LIMITS.seconds + 3
-        assert (await ask(client, "SELECT 1"))[0] == 200
+        assert time.monotonic() - begun < BRIEF.seconds + 10
+        assert (await ask(patient, "SELECT 1"))[0] == 200
 
 
 async def test_questions_that_take_long_keep_nobody_else_waiting(
     gateway: Gateway, query_pool: Pool
 ) -> None:
-    limits = QueryLimits(seconds=2, rows_max=3, at_once=2)
+    limits = QueryLimits(seconds=4, rows_max=3, at_once=2)
     async with answering(gateway, query_pool, limits) as client:
         slow = [asyncio.create_task(ask(client, "SELECT pg_sleep(30)")) for _ in range(12)]
         await asyncio.sleep(0.3)
@@ -244,7 +256,7 @@ async def test_questions_that_take_long_keep_nobody_else_waiting(
         answers = [await one for one in slow]
 
         assert ready.status_code == 200
-        assert waited < 1
+        assert waited < 3
         assert sorted(status for status, _ in answers) == [422] * 2 + [429] * 10
         assert (await ask(client, "SELECT 1"))[0] == 200
 
@@ -289,7 +301,7 @@ class TestKeys:
     async def test_a_role_can_be_demanded_before_there_are_keys(
         self, gateway: Gateway, query_pool: Pool, pool: Pool
     ) -> None:
-        limits = QueryLimits(seconds=2, role="reader")
+        limits = replace(LIMITS, role="reader")
         async with answering(gateway, query_pool, limits) as client:
             assert (await ask(client, "SELECT 1"))[0] == 401
             client.headers.update(await a_key(pool, "reader"))

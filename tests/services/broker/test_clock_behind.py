@@ -22,7 +22,7 @@ from services.broker.desk import Desk
 from services.broker.test_advance import CHAIN
 
 BEHIND_MS = 60_000
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 
 async def first_event(pool: Pool, execution_id: ExecutionId) -> EventId:

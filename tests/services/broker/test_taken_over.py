@@ -277,6 +277,6 @@ async def test_a_broker_closes_the_epoch_of_what_waits_since_before_it_came(
         postgres_dsn=database, nats_url="nats://127.0.0.1:1", checkpoint_interval_ms=100
     )
 
-    async with serving(Service("broker", config), start), asyncio.timeout(20):
+    async with serving(Service("broker", config), start), asyncio.timeout(60):
         while CLOSE not in await former.types(execution_id):  # noqa: ASYNC110
             await asyncio.sleep(0.05)

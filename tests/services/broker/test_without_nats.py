@@ -24,7 +24,7 @@ async def test_epochs_are_closed_while_nobody_can_ask_for_it(pool: Pool, databas
         postgres_dsn=database, nats_url="nats://127.0.0.1:1", checkpoint_interval_ms=100
     )
 
-    async with serving(Service("broker", config), start), asyncio.timeout(20):
+    async with serving(Service("broker", config), start), asyncio.timeout(60):
         while "checkpoint.committed" not in await desk.types(execution_id):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)

@@ -99,7 +99,7 @@ class Heard:
             self._came.set()
 
     async def until(self, count: int) -> list[tuple[int, int]]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.barriers) < count:
                 self._came.clear()
                 await self._came.wait()
@@ -543,7 +543,7 @@ async def test_what_the_projection_tells_is_recorded_long_before_the_next_look(
     config = CheckpointerConfig(
         postgres_dsn=database, nats_url=nats_url, checkpoint_record_interval_ms=3_600_000
     )
-    async with serving(Service("checkpointer", config), start), asyncio.timeout(20):
+    async with serving(Service("checkpointer", config), start), asyncio.timeout(60):
         await asyncio.sleep(0.2)
         assert await recorded(pool) == []
         await project_to(pool, 12)

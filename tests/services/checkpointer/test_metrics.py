@@ -50,7 +50,7 @@ async def test_ages_are_shown_when_the_lease_of_the_leader_lapses_until_another_
     monkeypatch.setattr(metrics, "SILENT_SECONDS", 0.5)
     config = CheckpointerConfig(postgres_dsn=database, nats_url=nats_url)
 
-    async with serving(Service("checkpointer", config), main.start), asyncio.timeout(20):
+    async with serving(Service("checkpointer", config), main.start), asyncio.timeout(60):
         await until(lambda: set(ages().values()) == {0.0})
         async with pool.acquire() as conn, conn.transaction():
             await conn.execute("LOCK TABLE noetl.leader IN ACCESS EXCLUSIVE MODE")

@@ -137,7 +137,7 @@ _LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 async def until_unlocked(pool: Pool) -> None:
     """Postgres needs a moment to see that whoever held the lock of a turn is no more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await pool.fetchval(_LOCKS):  # noqa: ASYNC110 - Postgres acts
             await asyncio.sleep(0.01)
 

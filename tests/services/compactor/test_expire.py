@@ -222,7 +222,7 @@ async def test_a_backlog_does_not_wait_for_the_next_interval(
         await a_result(pool, number, lives_for=-LATER)
     config = CompactorConfig(postgres_dsn=database, compactor_interval_seconds=3600)
 
-    async with serving(Service("compactor", config), start), asyncio.timeout(20):
+    async with serving(Service("compactor", config), start), asyncio.timeout(60):
         while await pool.fetchval(  # noqa: ASYNC110 - the service acts
             "SELECT count(*) FROM noetl.result_ref WHERE removed_at IS NULL"
         ):

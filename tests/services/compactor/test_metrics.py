@@ -17,7 +17,7 @@ from noetl_core.store.postgres import Pool
 
 from .old_log import a_week, an_execution, rules
 
-CLEARED_SECONDS_MAX = 20.0
+CLEARED_SECONDS_MAX = 60.0
 
 
 @pytest.fixture(autouse=True)

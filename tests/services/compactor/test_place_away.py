@@ -32,7 +32,7 @@ from .old_log import (
     tables,
 )
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 8.0
 NEEDS_NOTHING_MORE = {"checked", "dropped"}
 """After these lines the place is not asked any more."""
 
@@ -151,7 +151,7 @@ async def test_a_compactor_without_its_s3_says_so_counts_it_and_goes_on_when_it_
     gate.spoil("shut")
     await a_week(pool)
     await an_execution(pool, 1)
-    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+    async with asyncio.timeout(120), httpx.AsyncClient(timeout=30) as client:
         while not await _turns_away(client, compactor):  # noqa: ASYNC110 - another process acts
             await asyncio.sleep(0.1)
         assert len(await rows_of(pool, "event")) == len(EVENTS)

@@ -17,7 +17,7 @@ from noetl_core.store.postgres import Pool
 
 from .old_log import WEEK, a_week, an_execution, rows_of, tables
 
-ARCHIVED_SECONDS_MAX = 30.0
+ARCHIVED_SECONDS_MAX = 60.0
 
 
 async def test_it_archives_what_is_past_retention(

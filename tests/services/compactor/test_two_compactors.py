@@ -48,7 +48,7 @@ async def compactor_pool(database: str) -> AsyncIterator[Pool]:
 
 
 async def until(path: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 - a process says when
             await asyncio.sleep(0.01)
 
@@ -57,7 +57,7 @@ async def lose_the_leader(pool: Pool) -> None:
     """Its connection is gone, as after a failover; it does not know yet."""
     holder = "FROM pg_locks WHERE locktype = 'advisory'"
     assert await pool.fetchval(f"SELECT pg_terminate_backend(pid) {holder}")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await pool.fetchval(f"SELECT count(*) {holder}"):  # noqa: ASYNC110 - Postgres does
             await asyncio.sleep(0.01)
 
@@ -85,7 +85,7 @@ async def test_who_wakes_after_a_successor_has_worked_changes_nothing(
 
     archived = await archive_past(compactor_pool, rules(place))
     (tmp_path / "wake").touch()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await first.wait() != 0  # it could say nothing more
 
     assert archived == 5 * len(EVENTS)

@@ -12,7 +12,7 @@ from noetl_projection.config import ProjectionConfig
 from noetl_projection.main import start
 from services.projection.logs import append, interleaved
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

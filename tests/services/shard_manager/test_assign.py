@@ -83,7 +83,7 @@ async def test_a_change_is_told_once(
     for _ in range(3):
         last = await turn(manager_pool, bus, known)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         first, second = await told.get(), await told.get()
     assert [one.instance for one in first.shards if one.instance] == []
     assert [one.instance for one in second.shards if one.instance] == ["p7"] * 4
@@ -101,7 +101,7 @@ async def test_a_renewed_lease_is_no_change(
 
     await turn(manager_pool, bus, known)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await told.get()
     assert told.empty()
 
@@ -125,7 +125,7 @@ async def test_what_changed_while_nats_was_away_is_told_later(
 
     await turn(manager_pool, bus, known)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await told.get() == known.published
 
 
@@ -141,7 +141,7 @@ async def test_only_the_leader_of_two_tells(
         )
         return Service("shard-manager", config)
 
-    async with asyncio.timeout(15), serving(manager("a"), start):
+    async with asyncio.timeout(60), serving(manager("a"), start):
         await told.get()
         async with serving(manager("b"), start):
             # The second joins; only the first says so, and says it once.

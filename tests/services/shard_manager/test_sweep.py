@@ -170,7 +170,7 @@ async def test_the_service_sweeps_and_measures(pool: Pool, database: str, nats_u
         server_metrics_interval=0.05,
     )
 
-    async with serving(Service("shard-manager", config), start), asyncio.timeout(10):
+    async with serving(Service("shard-manager", config), start), asyncio.timeout(60):
         while (await statuses(pool))["p1"] != "offline":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         while not await pool.fetchval("SELECT count(*) FROM noetl.metric"):  # noqa: ASYNC110

@@ -23,7 +23,8 @@ from noetl_worker.config import WorkerConfig
 from noetl_worker.main import start
 from noetl_worker.metrics import TALLY
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 25.0
+"""Less than what some tests make a worker wait by itself, which is half a minute."""
 SHARD = 3
 EXECUTION = ExecutionId(4242)
 

@@ -17,7 +17,7 @@ from services.worker.desk import config, working
 async def said(pool: Pool, name: str = "worker-a") -> dict[str, Any]:
     """The row of the worker as soon as a heartbeat has said what is in use."""
     found = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while found is None:
             await asyncio.sleep(0.05)
             found = await pool.fetchrow(
@@ -78,7 +78,7 @@ async def test_two_names_of_one_worker_id_are_one_name(
     second = config(database, nats_url, instance="node-7", worker_heartbeat_interval=0.05)
 
     async def both() -> None:
-        async with working(first) as service, working(second), asyncio.timeout(5):
+        async with working(first) as service, working(second), asyncio.timeout(60):
             await service.wait_for_death()
 
     with pytest.raises(NameTakenError, match="another worker runs under the name 'node-7'"):

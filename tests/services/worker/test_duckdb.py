@@ -306,7 +306,7 @@ async def test_a_late_query_is_interrupted_and_the_file_is_free(
             await query(tool, endless, database=database)
 
     assert (await query(tool, "SELECT 1 AS one", database=database))["rows"] == [{"one": 1}]
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
 
 
 async def test_calls_do_not_see_each_others_tables(tool: DuckdbTool) -> None:

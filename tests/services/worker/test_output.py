@@ -347,7 +347,7 @@ STREAM_ROWS = """
 
 
 async def _drained(ear: Ear, command_id: CommandId) -> Done:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             await ear.drain_inbox()
             for end in ear.ends:

@@ -172,7 +172,7 @@ async def test_a_server_that_says_when_to_come_back_is_believed(bench: Bench) ->
 """
     )
 
-    assert 0.3 <= time.monotonic() - started < 2
+    assert 0.3 <= time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ async def test_a_cancelled_query_gives_its_connection_back(
             await calls.run(tool, config={**one, "command": "SELECT pg_sleep(30)"})
 
     assert (await calls.data(tool, config={**one, "command": "SELECT 1 AS n"}))["row_count"] == 1
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("before", ["", "SELECT 1; "], ids=["before the end", "before the commit"])

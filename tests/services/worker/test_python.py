@@ -120,7 +120,7 @@ async def test_an_endless_loop_is_killed_and_the_next_call_works(tool: PythonToo
             await calls.run(tool, config={"code": "while True: pass"})
 
     assert await calls.data(tool, config={"code": "result = 'alive'"}) == "alive"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 async def test_what_the_code_started_dies_with_it(tool: PythonTool) -> None:
@@ -128,9 +128,14 @@ async def test_what_the_code_started_dies_with_it(tool: PythonTool) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
             await calls.run(tool, config={"code": code})
-    await asyncio.sleep(0.1)
 
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "61.5" in (p.info["cmdline"] or ())]
+    async with asyncio.timeout(30):  # half of what it would sleep
+        while is_running("61.5"):  # noqa: ASYNC110 - a process tells nobody that it died
+            await asyncio.sleep(0.05)
+
+
+def is_running(word: str) -> bool:
+    return any(word in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
 
 
 @pytest.mark.parametrize(

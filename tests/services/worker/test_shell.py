@@ -141,7 +141,7 @@ async def test_what_a_command_leaves_running_dies_with_it(tool: ShellTool) -> No
 
     assert found["stdout"] == "ok\n"
     assert running("62.5") == []
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 async def test_a_late_command_dies_with_everything_it_started(tool: ShellTool) -> None:
@@ -153,7 +153,7 @@ async def test_a_late_command_dies_with_everything_it_started(tool: ShellTool) -
             await calls.run(tool, config={"command": command})
 
     assert running("63.5") == []
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30
 
 
 async def test_a_command_dies_with_its_worker() -> None:
@@ -169,7 +169,7 @@ async def test_a_command_dies_with_its_worker() -> None:
         await asyncio.sleep(0.02)
 
     os.close(writing)
-    returncode = await asyncio.wait_for(process.wait(), 5)
+    returncode = await asyncio.wait_for(process.wait(), 30)
 
     assert returncode == -signal.SIGKILL
     assert running("64.5") == []

@@ -176,7 +176,7 @@ async def test_a_worker_that_dies_before_the_commit_leaves_nothing_behind(
 
 async def _until_waiting(target: Target) -> None:
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await target.conn.fetchval(waiting):  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.01)
 

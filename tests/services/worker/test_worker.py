@@ -118,7 +118,7 @@ async def test_a_lost_wake_up_only_costs_the_poll(database: str, pool: Pool, nat
         await ear.end_of(await issue(pool, catalog_id, "a"))
         elapsed = time.monotonic() - started
 
-    assert elapsed < 5
+    assert elapsed < 20
 
 
 async def test_a_wake_up_brings_a_worker_that_would_poll_much_later(
@@ -139,7 +139,7 @@ async def test_a_wake_up_brings_a_worker_that_would_poll_much_later(
         await ear.end_of(key)
         elapsed = time.monotonic() - started
 
-    assert elapsed < 5
+    assert elapsed < 20
 
 
 async def test_one_wake_up_for_many_commands_brings_the_other_worker_too(
@@ -179,7 +179,7 @@ async def test_a_delayed_command_starts_when_it_is_due_and_not_before(
         await ear.end_of(key)
         elapsed = time.monotonic() - issued
 
-    assert 0.6 <= elapsed < 10
+    assert 0.6 <= elapsed < 20
 
 
 async def test_without_nats_results_take_the_inbox_and_nothing_is_lost(
@@ -249,8 +249,8 @@ async def test_leases_are_renewed_while_the_loop_is_busy(
     async with listening(nats_url, pool) as ear, working(config(database, nats_url)):
         await eventually(lambda: ear.claims)
         before = await pool.fetchval(read)
-        # The loop of this test is the loop of the worker: nothing on it moves for a second.
-        until = time.monotonic() + 1.0
+        # The loop of this test is the loop of the worker: nothing on it moves for two seconds.
+        until = time.monotonic() + 2.0
         while time.monotonic() < until:
             sum(range(1000))
         after = await pool.fetchval(read)
@@ -272,7 +272,7 @@ async def test_a_stopping_worker_ends_what_runs_and_gives_up_what_does_not_end(
     catalog_id = await register(pool, short)
     ends = await issue(pool, catalog_id, "a")
     hangs = await issue(pool, catalog_id, "b")
-    quick = config(database, nats_url, drain_seconds=2.0, lease_seconds=60.0)
+    quick = config(database, nats_url, drain_seconds=5.0, lease_seconds=60.0)
 
     async with listening(nats_url, pool) as ear:
         async with working(quick):
