@@ -67,6 +67,21 @@ async def test_how_the_database_spells_dates_does_not_matter(
     await assert_archived_once(pool, place, before)
 
 
+async def test_texts_come_back_with_the_line_ends_they_had(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await an_old_log(pool)
+    await pool.execute("UPDATE noetl.event SET node_name = E'a\\r\\nb\\rc\\n', status = E'\\r'")
+    await pool.execute("UPDATE noetl.result_ref SET media_type = E'\\r\\n', preview = E'\\r'")
+    before = {table: await rows_of(pool, table) for table in ("event", "result_ref")}
+
+    await archive_past(compactor_pool, rules(place))
+
+    await assert_archived_once(pool, place, before)
+    for row, stored in zip(before["event"], await in_files(place, "event"), strict=True):
+        assert stored[:-1] == row[:-1]
+
+
 async def test_many_files_hold_the_same_as_one(
     pool: Pool, compactor_pool: Pool, place: Place
 ) -> None:
