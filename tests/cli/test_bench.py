@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,16 @@ def test_compaction_is_measured_from_the_first_row_to_the_drop() -> None:
     figures = json.loads(answer.stdout)
     assert figures["events"] == 1000
     assert figures["events_per_second"] == pytest.approx(1000 / figures["seconds"], rel=0.01)
+
+
+def test_a_place_that_cannot_take_an_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    answer = noetl("bench", "compact", "--n", "1000", "--archive-dir", str(tmp_path / "file"))
+
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    assert f"the archive in {tmp_path}/file/" in answer.stderr
 
 
 async def test_compaction_is_measured_wherever_archives_go_and_leaves_nothing_there(

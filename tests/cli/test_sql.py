@@ -71,6 +71,14 @@ def test_a_question_can_be_about_some_weeks(
     assert json.loads(answer.stdout) == {"n": events}
 
 
+@pytest.mark.parametrize("week", ["2026w7", "2026-W07", "w07"])
+def test_what_is_no_week_is_refused(archives: dict[str, str], week: str) -> None:
+    answer = asked(archives, "SELECT count(*) AS n FROM event", "--week", week)
+
+    assert answer.returncode == 2
+    assert f"'{week}' is no week" in answer.stderr
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -160,6 +160,7 @@ def test_merge_keys_and_aliases_are_unfolded() -> None:
         ("500ms", 0.5),
         ("1h30m", 5400),
         ("0", 0),
+        ("36500d", 3_153_600_000),
     ],
 )
 def test_a_duration(text: str, seconds: float) -> None:
@@ -170,6 +171,12 @@ def test_a_duration(text: str, seconds: float) -> None:
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(PlaybookInvalidError, match="`timeout` must be a duration"):
         step_of(f"spec: {{timeout: {text}}}")
+
+
+@pytest.mark.parametrize("text", ["36501d", "1.0e+15"])
+def test_what_ends_when_there_are_no_dates_any_more_is_no_duration(text: str) -> None:
+    with pytest.raises(PlaybookInvalidError, match="`ttl` must be a duration of 100 years at most"):
+        step_of(f"output: {{store: {{ttl: {text}}}}}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from noetl_core.store import execution_shard, postgres
 from noetl_core.store.execution_shard import Claim
 from noetl_core.store.postgres import Pool, open_pool
 from noetl_core.store.runtime import Registration
+from noetl_core.store.setting import write_setting
 from support.clock import FakeClock
 
 SHARD_COUNT = 16
@@ -353,3 +354,17 @@ async def test_who_leaves_is_not_counted_any_more_when_its_shards_are_free(pool:
     await second.owner.keep()
 
     assert len(second.owner.held()) == SHARD_COUNT
+
+
+async def test_shards_that_work_and_shards_that_leave_are_shared_each_by_themselves(
+    pool: Pool,
+) -> None:
+    """Whoever looks first would have all of the work, and only what is leaving the others."""
+    await write_setting(pool, "shard_count", 4)
+    brokers = [await joined(pool, name) for name in "ab"]
+
+    for broker in brokers:
+        await broker.owner.keep()
+
+    assert [len(one.owner.held()) for one in brokers] == [8, 8]
+    assert [sum(shard < 4 for shard in one.owner.held()) for one in brokers] == [2, 2]

@@ -101,6 +101,25 @@ async def test_an_expired_result_is_traced_but_not_read(
     assert "expired at" in steps["load"]["result"]["_reason"]
 
 
+async def test_what_the_database_has_removed_is_gone_for_a_reader_whose_clock_is_behind(
+    client: httpx.AsyncClient, pool: Pool
+) -> None:
+    ref_id = await a_call(pool, 5, None)
+    await pool.execute(
+        "UPDATE noetl.result_ref SET inline = '', removed_at = now(), expires_at = $1",
+        datetime(2099, 1, 1, tzinfo=UTC),
+    )
+    result = an_envelope(ref_id, None)
+    await an_execution(
+        pool, 5, steps={"load": StepState(status="COMPLETED", visit=1, result=result)}
+    )
+
+    read = await client.get("/api/executions/5/steps/load/result")
+    steps = (await client.get("/api/executions/5/steps")).json()
+
+    assert (read.status_code, steps["load"]["result"]["_unavailable"]) == (404, True)
+
+
 async def test_an_unknown_step_or_execution_is_said(client: httpx.AsyncClient, pool: Pool) -> None:
     await an_execution(pool, 5)
 

@@ -17,7 +17,7 @@ from noetl_core.blob.file_place import FilePlace
 from noetl_core.blob.history import ArchiveUnavailableError, History
 from noetl_core.blob.place import Place
 from noetl_core.domain.ids import EventId, ExecutionId, RefId
-from noetl_core.store.postgres import Pool
+from noetl_core.store.postgres import Pool, open_pool
 
 from .archived import DEFAULTS, assert_archived_once, ids, in_files, names_like
 from .old_log import (
@@ -51,6 +51,35 @@ async def test_an_old_week_is_in_files_and_its_partitions_are_gone(
     for row, stored in zip(before["event"], await in_files(place, "event"), strict=True):
         assert stored[:-1] == row[:-1]
         assert stored[-1] == row[-1].replace(tzinfo=None)
+
+
+async def test_how_the_database_spells_dates_does_not_matter(
+    pool: Pool, database: str, place: Place
+) -> None:
+    before = await an_old_log(pool)
+    name = await pool.fetchval("SELECT current_database()")
+    for setting in ("datestyle = 'German, DMY'", "timezone = 'Asia/Kolkata'"):
+        await pool.execute(f'ALTER DATABASE "{name}" SET {setting}')
+
+    async with open_pool(database, role="noetl_compactor", size_max=2) as compactor_pool:
+        await archive_past(compactor_pool, rules(place))
+
+    await assert_archived_once(pool, place, before)
+
+
+async def test_texts_come_back_with_the_line_ends_they_had(
+    pool: Pool, compactor_pool: Pool, place: Place
+) -> None:
+    await an_old_log(pool)
+    await pool.execute("UPDATE noetl.event SET node_name = E'a\\r\\nb\\rc\\n', status = E'\\r'")
+    await pool.execute("UPDATE noetl.result_ref SET media_type = E'\\r\\n', preview = E'\\r'")
+    before = {table: await rows_of(pool, table) for table in ("event", "result_ref")}
+
+    await archive_past(compactor_pool, rules(place))
+
+    await assert_archived_once(pool, place, before)
+    for row, stored in zip(before["event"], await in_files(place, "event"), strict=True):
+        assert stored[:-1] == row[:-1]
 
 
 async def test_many_files_hold_the_same_as_one(

@@ -80,6 +80,32 @@ async def test_one_whose_own_clock_is_wrong_archives_nothing_too_early_and_makes
     assert len(await rows_of(pool, "event")) == 4
 
 
+async def test_keys_of_today_stay_however_short_the_retention_is(
+    pool: Pool, database: str, tmp_path: Path
+) -> None:
+    for key, days in (("of today", 0.5), ("old", 2)):
+        await pool.execute(
+            "INSERT INTO noetl.idempotency (idempotency_key, fingerprint, execution_id, created_at)"
+            " VALUES ($1, '', 1, now() - $2::interval)",
+            key,
+            timedelta(days=days),
+        )
+    config = CompactorConfig(
+        postgres_dsn=database,
+        compactor_enabled=True,
+        retention_days=0,
+        store_dir=str(tmp_path),
+        compactor_interval_seconds=0.1,
+    )
+
+    left = "SELECT array_agg(idempotency_key) FROM noetl.idempotency"
+    async with serving(Service("compactor", config), start), asyncio.timeout(ARCHIVED_SECONDS_MAX):
+        while "old" in await pool.fetchval(left):  # noqa: ASYNC110 - another process acts
+            await asyncio.sleep(0.05)
+
+    assert await pool.fetchval(left) == ["of today"]
+
+
 async def test_it_keeps_everything_unless_it_is_told_to(
     pool: Pool, database: str, tmp_path: Path
 ) -> None:

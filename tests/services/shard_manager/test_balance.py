@@ -62,6 +62,21 @@ async def test_a_fair_share_stays_as_it_is(pool: Pool, manager_pool: Pool, bus: 
     assert [dict(one.held()) for one in owners] == before
 
 
+async def test_of_fewer_shards_each_owner_has_its_share_of_those_that_work(
+    pool: Pool, manager_pool: Pool, bus: Bus
+) -> None:
+    await resize.request(pool, 1, shards_from=16, shards_to=4)
+    await switch(manager_pool, bus, mint_above=mint_above)
+    first = await owner(pool, "a")
+    await first.keep()
+
+    owners = [first, await owner(pool, "b")]
+    await settle(manager_pool, bus, owners)
+
+    assert [len(one.held()) for one in owners] == [8, 8]
+    assert [len([shard for shard in one.held() if shard < 4]) for one in owners] == [2, 2]
+
+
 def mint_above(floor: int) -> int:
     return floor + 1
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from noetl_core.process.stores import open_archives
 from noetl_core.store.archive import Archive, File
 
 CELL_CHARACTERS_MAX = 80
+_WEEK = re.compile(r"[0-9]{4}w[0-9]{2}")
 
 
 class Answer(NamedTuple):
@@ -44,6 +46,7 @@ class Answer(NamedTuple):
 
 def ask(query: str, archive_dir: str, weeks: Sequence[str] = ()) -> Answer:
     """`archive_dir`: what the user names, else what the services are told, else of `noetl dev`."""
+    _check_weeks(weeks)
     try:
         return run_until_signal(_ask(query, store_config(archive_dir), weeks))
     except StoreAwayError as error:
@@ -86,6 +89,13 @@ async def _ask(query: str, config: StoreConfig, weeks: Sequence[str]) -> Answer:
             except asyncio.CancelledError:
                 connection.interrupt()
                 raise
+
+
+def _check_weeks(weeks: Sequence[str]) -> None:
+    """One that is misspelled would look like a week without rows."""
+    wrong = [week for week in weeks if _WEEK.fullmatch(week) is None]
+    if wrong:
+        raise CommandFailed(f"{wrong[0]!r} is no week such as 2026w07.", exit_code=EXIT_USAGE)
 
 
 def _files_for(query: str, archives: Sequence[Archive]) -> list[File]:

@@ -21,6 +21,8 @@ EXPIRED_AT_ONCE = 500
 DELETES_AT_ONCE = 16
 """One request to S3 is mostly waiting; more of them would crowd out those of the archives."""
 KEYS_AT_ONCE = 10_000
+KEY_DAYS_MIN = 1.0
+"""However short the retention is: who got no answer to a request sends it again."""
 BATCHES_MAX = 200
 """How many batches one turn may take."""
 

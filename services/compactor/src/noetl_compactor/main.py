@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from noetl_compactor.archive import Resting, Rules, archive_past
 from noetl_compactor.compact import Told, compact
 from noetl_compactor.config import CompactorConfig
-from noetl_compactor.expire import Backlog, expire, forget_keys
+from noetl_compactor.expire import KEY_DAYS_MIN, Backlog, expire, forget_keys
 from noetl_compactor.metrics import show_nothing
 from noetl_compactor.past import kept_from
 from noetl_core.process.clock import unix_ms
@@ -53,7 +53,9 @@ async def start(service: Service[CompactorConfig]) -> None:
             from_ms = await kept_from(pool, own_ms=unix_ms(), retention_days=days)
             assert archives is not None  # the configuration demands a place
             await archive_past(pool, Rules(archives, member.mint, from_ms, resting=resting))
-            await forget_keys(pool, before=datetime.fromtimestamp(from_ms / 1000, UTC))
+            keys_days = max(days, KEY_DAYS_MIN)
+            keys_from_ms = await kept_from(pool, own_ms=unix_ms(), retention_days=keys_days)
+            await forget_keys(pool, before=datetime.fromtimestamp(keys_from_ms / 1000, UTC))
 
     service.every(config.compactor_interval_seconds, make_partitions, name="compact")
     service.every(config.compactor_interval_seconds, remove_expired, name="expire")

@@ -30,8 +30,10 @@ async def balance(pool: Pool, bus: Bus) -> None:
 def _changed_wishes(
     rows: list[ShardRow], living: list[RuntimeId]
 ) -> dict[ShardId, RuntimeId | None]:
-    owners = {row.shard_id: row.owner if row.is_leased else None for row in rows}
-    plan = {move.shard_id: move.taker for move in moves(owners, living)}
+    plan: dict[ShardId, RuntimeId] = {}
+    for kind in execution_shard.parted(rows):
+        owners = {row.shard_id: row.owner if row.is_leased else None for row in kind}
+        plan |= {move.shard_id: move.taker for move in moves(owners, living)}
     return {
         row.shard_id: plan.get(row.shard_id) for row in rows if row.wanted != plan.get(row.shard_id)
     }

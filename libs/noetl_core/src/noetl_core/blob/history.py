@@ -400,7 +400,8 @@ WHERE execution_id = $execution
 # Rows are in the order of their keys: between the least and the greatest there is little else.
 _FIND = """
 SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256,
-       CASE WHEN bytes <= $inline_max THEN inline END AS inline, expires_at
+       CASE WHEN bytes <= $inline_max THEN inline END AS inline, expires_at,
+       removed_at IS NOT NULL AS is_removed
 FROM read_parquet($files)
 WHERE execution_id = $execution AND ref_id >= $least AND ref_id <= $greatest
   AND ref_id IN (SELECT CAST(unnest(string_split($refs, ',')) AS BIGINT))
@@ -416,6 +417,7 @@ def _stored(row: Row) -> StoredRow:
         row["sha256"],
         row["inline"],
         None if row["expires_at"] is None else _moment(row["expires_at"]),
+        row["is_removed"],
     )
 
 

@@ -114,7 +114,8 @@ def write(connection: duckdb.DuckDBPyConnection, source: Source, csv: Path, targ
             SELECT {names} FROM read_csv(
                 $csv, columns = {as_read}, header = false, auto_detect = false, delim = ',',
                 quote = '"', escape = '"', nullstr = '{NULL}', allow_quoted_nulls = false,
-                max_line_size = {_line_bytes(csv)}, buffer_size = {_line_bytes(csv)}
+                new_line = '\\n', max_line_size = {_line_bytes(csv)},
+                buffer_size = {_line_bytes(csv)}
             )
         )
         TO '{_quoted(target)}'

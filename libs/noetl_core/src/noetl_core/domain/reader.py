@@ -18,6 +18,8 @@ NOT_YET = "is not supported by this version"
 DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATION_SECONDS_MAX = 100 * 365 * 86400.0
+"""Beyond a few thousand years neither the database nor Python has a date for its end."""
 FLAGS = {"yes": True, "on": True, "no": False, "off": False}
 
 
@@ -138,6 +140,9 @@ class Fields:
         seconds = duration(node.value) if isinstance(node, Scalar) else None
         if seconds is None:
             self.wrong(name, "a duration such as 30s, 5m, 1h, or a number of seconds")
+        elif seconds > DURATION_SECONDS_MAX:
+            self.wrong(name, "a duration of 100 years at most")
+            return default
         return seconds
 
     def choice(self, name: str, default: C, model: type, *, later: tuple[str, ...] = ()) -> C:

@@ -2,6 +2,9 @@
 
     total = 16, live members of our kind = 3  ->  nobody holds more than ceil(16 / 3) = 6
 
+After the count went down, the shards that work and those that are leaving are shared like this
+each by themselves.
+
 Every owner does this for itself, so shards move on when a process dies even while the shard-manager
 is down. While it is up, it says who shall have a shard next: the owner lets go of it and calls, and
 that one claims it.
@@ -151,10 +154,13 @@ class ShardOwner:
         await self._hand_over(rows)
         if asked_at < self._patient_until:
             return
-        limit = await self._fair_share(rows)
-        if len(self._claims) < limit and any(not row.is_leased for row in rows):
-            await self._claim(limit - len(self._claims))
-        await self._give_up_surplus(limit)
+        members = await self._living(rows)
+        surplus = [
+            shard_id
+            for kind in execution_shard.parted(rows)
+            for shard_id in await self._take_share(kind, members)
+        ]
+        await self._give_up_surplus(surplus)
 
     def _notice_outage(self, asked_at: float) -> None:
         """Have we been kept from renewing for so long that the others' leases may be over, too?"""
@@ -183,14 +189,22 @@ class ShardOwner:
         if wanted:
             await self.give_up(wanted)
 
-    async def _give_up_surplus(self, limit: int) -> None:
+    async def _take_share(self, rows: Sequence[ShardRow], members: int) -> list[ShardId]:
+        """Claim what is free, up to a fair share of these. Returns what we hold beyond it."""
+        limit = fair_share_max(shards=len(rows), members=members)
+        own = [row.shard_id for row in rows if row.shard_id in self._claims]
+        if len(own) < limit and any(not row.is_leased for row in rows):
+            await self._claim([row.shard_id for row in rows], limit - len(own))
+        return own[limit:]
+
+    async def _give_up_surplus(self, surplus: list[ShardId]) -> None:
         """The shard-manager knows better who shall have it; without one, whoever is fast."""
-        if len(self._claims) <= limit:
+        if not surplus:
             self._surplus_since = None
             return
         since = self._surplus_since = self._surplus_since or self._clock()
         if self._clock() - since >= SURPLUS_SECONDS:
-            await self.give_up(sorted(self._claims)[limit:])
+            await self.give_up(surplus)
 
     async def give_up(self, shard_ids: list[ShardId]) -> None:
         """Stop using these shards first, then let the others have them."""
@@ -233,7 +247,7 @@ class ShardOwner:
         self._is_renewal_due = False
         await self._gain([claim for claim in claims if claim.shard_id not in self._claims])
 
-    async def _claim(self, limit: int) -> None:
+    async def _claim(self, shard_ids: Sequence[ShardId], limit: int) -> None:
         claims = await execution_shard.claim(
             self._pool,
             self.role,
@@ -241,18 +255,19 @@ class ShardOwner:
             instance=self._member.name,
             lease_seconds=self._lease_seconds,
             limit=limit,
+            of=shard_ids,
         )
         await self._gain(claims)
 
-    async def _fair_share(self, rows: Sequence[ShardRow]) -> int:
+    async def _living(self, rows: Sequence[ShardRow]) -> int:
+        """How many share the shards, ourselves among them."""
         # Who let a lease run out is not counted, or its orphans would wait for a dead process;
         # should it be alive, its next heartbeat says so.
         lapsed = {row.owner for row in rows if row.owner is not None and not row.is_leased}
         lapsed.discard(self._member.runtime_id)
         if lapsed:
             await runtime.mark_offline(self._pool, sorted(lapsed))
-        live = await runtime.live_count(self._pool, self._member.kind)
-        return fair_share_max(shards=len(rows), members=live)
+        return await runtime.live_count(self._pool, self._member.kind)
 
     async def _gain(self, claims: Sequence[Claim]) -> None:
         if not claims:

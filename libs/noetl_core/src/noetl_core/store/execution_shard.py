@@ -31,6 +31,7 @@ SET owner_runtime_id = $2, owner_instance = $3, epoch = epoch + 1, wanted_runtim
 WHERE role = $1 AND shard_id = ANY (ARRAY(
     SELECT shard_id FROM noetl.execution_shard
     WHERE role = $1 AND retired_at IS NULL AND (leased_until IS NULL OR leased_until < now())
+      AND ($7::integer[] IS NULL OR shard_id = ANY ($7))
       AND (
           wanted_runtime_id IS NULL OR wanted_runtime_id = $2
           OR leased_until IS NOT NULL OR updated_at < now() - make_interval(secs => $6)
@@ -51,10 +52,11 @@ async def claim(
     instance: str,
     lease_seconds: float,
     limit: int,
+    of: Sequence[ShardId] | None = None,
 ) -> list[Claim]:
     """Take up to `limit` shards that nobody holds; raise their epoch to fence the last owner."""
     rows = await conn.fetch(
-        _CLAIM, role, runtime_id, instance, lease_seconds, limit, RESERVED_SECONDS
+        _CLAIM, role, runtime_id, instance, lease_seconds, limit, RESERVED_SECONDS, of
     )
     return sorted(Claim(row["shard_id"], row["epoch"]) for row in rows)
 
@@ -146,11 +148,14 @@ class ShardRow(NamedTuple):
     """False: nobody holds it, or its owner let the lease run out."""
     wanted: RuntimeId | None
     """Who shall have it next."""
+    is_leaving: bool
+    """Beyond the count: it only passes on what still comes to it."""
 
 
 _LOOK = """
 SELECT shard_id, epoch, owner_runtime_id, coalesce(leased_until >= now(), false) AS is_leased,
-       wanted_runtime_id
+       wanted_runtime_id,
+       shard_id >= (SELECT value::integer FROM noetl.setting WHERE name = 'shard_count')
 FROM noetl.execution_shard
 WHERE role = $1 AND retired_at IS NULL
 ORDER BY shard_id
@@ -160,6 +165,12 @@ ORDER BY shard_id
 async def look(conn: Connection | Pool, role: str) -> list[ShardRow]:
     """Every shard of the role, as it is now."""
     return [ShardRow(*row) for row in await conn.fetch(_LOOK, role)]
+
+
+def parted(rows: Sequence[ShardRow]) -> tuple[list[ShardRow], list[ShardRow]]:
+    """Those that have work, and those that are leaving. Each kind is shared by itself: a fair share
+    of both together may be nothing but work for one owner, and none for another."""
+    return [r for r in rows if not r.is_leaving], [r for r in rows if r.is_leaving]
 
 
 _WANT = """

@@ -65,7 +65,8 @@ _OF_LOOP = f"""
 SELECT last.iter_index, last.event_id, last.is_done, last.is_frame,
        CASE WHEN last.is_done AND r.ref_id IS NULL THEN last.result ->> 'reference' END,
        r.store_tier, r.physical_uri, r.media_type, r.bytes, r.sha256,
-       CASE WHEN r.bytes <= $5 THEN r.inline END, r.expires_at
+       CASE WHEN r.bytes <= $5 THEN r.inline END, r.expires_at,
+       r.removed_at IS NOT NULL
 FROM ({_LAST}) AS last
 LEFT JOIN noetl.result_ref r
     ON r.execution_id = $1 AND r.ref_id = last.event_id AND last.is_done

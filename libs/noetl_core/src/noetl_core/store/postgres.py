@@ -179,8 +179,10 @@ def _why(error: Exception) -> str:
 
 def _server_settings(role: str, settings: Mapping[str, str]) -> dict[str, str]:
     # Every statement here is short: compiling one costs more than it gains.
-    base = {"application_name": role or "noetl", "jit": "off", "timezone": "UTC"}
-    return {**base, **_limits(), **({"role": role} if role else {}), **settings}
+    base = {"application_name": role or "noetl", "jit": "off"}
+    # Archives are made of dates as text, which looks the same whatever the database is set to.
+    dates = {"timezone": "UTC", "datestyle": "ISO"}
+    return {**base, **dates, **_limits(), **({"role": role} if role else {}), **settings}
 
 
 def _limits() -> dict[str, str]:

@@ -18,15 +18,19 @@ class StoredRow(NamedTuple):
     sha256: bytes | None
     inline: bytes | None
     expires_at: datetime | None = None
+    is_removed: bool = False
+    """Its payload is gone: its time was over by the clock of the database, which may be ahead."""
 
     @property
     def is_expired(self) -> bool:
         """Its time is over, whether or not its payload has been removed by now."""
-        return self.expires_at is not None and self.expires_at <= datetime.now(UTC)
+        is_late = self.expires_at is not None and self.expires_at <= datetime.now(UTC)
+        return is_late or self.is_removed
 
 
 _FIND = """
-SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256, inline, expires_at
+SELECT ref_id, store_tier, physical_uri, media_type, bytes, sha256, inline, expires_at,
+       removed_at IS NOT NULL
 FROM noetl.result_ref
 WHERE execution_id = $1 AND ref_id = ANY ($2::bigint[])
 """
@@ -44,7 +48,7 @@ ResultKey = tuple[ExecutionId, RefId]
 
 _FIND_EACH = """
 SELECT r.execution_id, r.ref_id, r.store_tier, r.physical_uri, r.media_type, r.bytes, r.sha256,
-       r.inline, r.expires_at
+       r.inline, r.expires_at, r.removed_at IS NOT NULL
 FROM unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, ref_id)
 JOIN noetl.result_ref r USING (execution_id, ref_id)
 """
