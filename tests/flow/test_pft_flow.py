@@ -54,6 +54,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_small_clinic_is_loaded_to_the_last_record(
     stack: Stack, capsys: pytest.CaptureFixture[str]

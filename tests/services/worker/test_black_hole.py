@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+import pytest
+
 from noetl_core.store.postgres import (
     LINE_DEAD_SECONDS,
     LINE_PROBE_IDLE_SECONDS,
@@ -33,6 +35,7 @@ LIMITS = (
 LEFT = "SELECT extract(epoch FROM lease_until - now())::float8 FROM noetl.command"
 
 
+@pytest.mark.slow
 async def test_a_connection_that_swallows_everything_costs_no_lease(
     database: str, pool: Pool, nats_url: str
 ) -> None:
