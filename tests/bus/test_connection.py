@@ -129,8 +129,7 @@ async def test_opening_a_bus_does_not_fail_while_nats_is_away() -> None:
         stored = await bus.publish(BATCH, b"body")
 
     assert not stored
-    # To wait for it would take as long as it stays away.
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 2
 
 
 async def test_a_bus_connects_when_nats_comes_later(own_nats: NatsServer) -> None:

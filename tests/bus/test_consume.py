@@ -108,14 +108,14 @@ async def test_a_message_arrives_within_milliseconds_of_its_publication(
 
     # Where there is a wait, each has it; a busy machine keeps most of them waiting, never all.
     quick = 0
-    for _ in range(1000):
+    for _ in range(50):
         began = time.perf_counter()
         await send(bus, 1)
         await receive(consumer, 1)
         quick += time.perf_counter() - began < 0.01
         if quick == 5:
             return
-    raise AssertionError(f"{quick} of a thousand came within ten milliseconds")
+    raise AssertionError(f"{quick} of fifty came within ten milliseconds")
 
 
 async def test_the_next_owner_gets_at_once_what_the_last_did_not_acknowledge(
@@ -134,7 +134,7 @@ async def test_the_next_owner_gets_at_once_what_the_last_did_not_acknowledge(
         taken = numbers(await receive(successor, 6))
 
     assert taken == [4, 5, 6, 7, 8, 9]
-    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS - 1
+    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS / 2
 
 
 async def test_what_another_reader_of_our_consumer_took_is_not_lost(
@@ -189,7 +189,7 @@ async def test_late_acknowledgements_do_not_stop_who_began_anew(
     bodies = await receive_until(consumer, str(before + after - 1).encode())
 
     assert len(bodies) == after
-    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS - 1
+    assert time.monotonic() - began < consume.ACK_WAIT_SECONDS / 2
 
 
 async def test_a_stream_that_is_deleted_is_made_again_and_read_from(

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from chaos import mixed_load
-from chaos.mixed_load import Log, Run
+from chaos.mixed_load import Log
 from chaos.stack import running_stack
 from flow.conftest import PATIENT_LEASES
 from support.flow import Flow
@@ -20,15 +20,9 @@ def api() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="package")
-def usual(undisturbed: Run) -> Log:
-    """What the mixed load records when nothing happens."""
-    return undisturbed.log
-
-
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def undisturbed(api: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The mixed load when nothing happens."""
+async def usual(api: str, tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """What the mixed load records when nothing happens."""
     directory = tmp_path_factory.mktemp("usual")
     with running_stack(directory, "--workers", "2", **PATIENT_LEASES) as stack:
         flow = Flow(stack, api)
@@ -37,4 +31,4 @@ async def undisturbed(api: str, tmp_path_factory: pytest.TempPathFactory) -> Run
         await stack.client.aclose()
     print(f"\nundisturbed: {run}")
     assert not [key for log in run.log.values() for key in log if key[0] == "command.expired"]
-    return run
+    return run.log

@@ -18,7 +18,6 @@ from noetl_core.domain.ids import EventId, ExecutionId, ShardId
 from noetl_core.domain.sharding import SHARD_COUNT_DEFAULT, shard_of
 from noetl_core.store import checkpoint
 from noetl_core.store.postgres import Connection
-from support.others import Others
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -74,14 +73,6 @@ async def until_checkpointed(stack: Stack, execution_id: int) -> None:
 async def test_a_killed_broker_replays_only_what_follows_the_last_checkpoint(
     stack: Stack, asleep: bool
 ) -> None:
-    took: list[float] = []
-    while min(took, default=60.0) >= RESUME_SECONDS_MAX:
-        # For a while the machine may be somebody else's, but not three times.
-        assert len(took) < 3, took
-        took.append(await resumed_seconds(stack, asleep=asleep))
-
-
-async def resumed_seconds(stack: Stack, *, asleep: bool) -> float:
     execution_id = await stack.execute(await stack.register(SLOW_LOOP))
     await until_checkpointed(stack, execution_id)
     await stack.until_done(execution_id, ITEMS // 3)
@@ -100,7 +91,7 @@ async def resumed_seconds(stack: Stack, *, asleep: bool) -> float:
         (past,) = await stack.query(_PAST_CHECKPOINT, execution_id)
         before = await stack.done(execution_id)
         await stack.until_done(execution_id, before + 1)
-        resumed = time.monotonic() - killed_at
+        resumed_seconds = time.monotonic() - killed_at
 
     assert await stack.until_ended(execution_id) == "execution.completed"
     await assert_each_item_once(stack, execution_id)
@@ -109,12 +100,12 @@ async def resumed_seconds(stack: Stack, *, asleep: bool) -> float:
         await stack.query("SELECT count(*) FROM noetl.event WHERE execution_id = $1", execution_id)
     )[0]["count"]
     print(
-        f"resumed after {resumed:.2f} s, replayed {counts} of {whole} events; "
+        f"resumed after {resumed_seconds:.2f} s, replayed {counts} of {whole} events; "
         f"{past['count']} were past the last checkpoint"
     )
+    assert resumed_seconds < RESUME_SECONDS_MAX
     assert max(counts, default=0) <= past["count"] < whole
     assert not asleep or max(counts) > 100, "there was nothing to replay: this shows nothing"
-    return resumed
 
 
 async def sessions_of_the_broker(stack: Stack) -> set[int]:
@@ -239,17 +230,14 @@ class Seen:
 
 
 async def assert_all_is_young(look: Callable[[], Awaitable[Seen]]) -> None:
-    """Five looks, and the best of them counts: for a while the machine may be somebody else's. And
-    if it is for long, the load takes longer in proportion."""
+    """Three looks, and the best of them counts: for a while the machine may be somebody else's."""
     ages, lags = [], []
-    for _ in range(5):
-        others = Others()
+    for _ in range(3):
         seen = await look()
-        slowness = others.slowness()
-        ages.append(quantile(seen.ages_ms, 0.99) / slowness)
-        lags.append(quantile(seen.lags_ms, 0.95) / slowness)
-        print(f"age p99 {ages[-1]:.0f} ms, lag p95 {lags[-1]:.0f} ms, slowness {slowness:.2f}")
-        if min(ages) <= CHECKPOINT_AGE_P99_MS and min(lags) < LAG_P95_MS:
+        ages.append(quantile(seen.ages_ms, 0.99))
+        lags.append(quantile(seen.lags_ms, 0.95))
+        print(f"age p99 {ages[-1]:.0f} ms, lag p95 {lags[-1]:.0f} ms")
+        if ages[-1] <= CHECKPOINT_AGE_P99_MS and lags[-1] < LAG_P95_MS:
             return
     raise AssertionError(f"p99 of ages {ages}, p95 of lags {lags}")
 

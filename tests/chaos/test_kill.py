@@ -83,23 +83,20 @@ async def test_a_killed_part_costs_time_and_nothing_else(stack: Stack, part: str
 
 
 async def test_a_killed_broker_costs_less_than_five_seconds(stack: Stack) -> None:
-    took: list[float] = []
-    while min(took, default=60.0) >= RESUME_SECONDS_MAX:
-        # For a while the machine may be somebody else's, but not three times.
-        assert len(took) < 3, took
-        pid = stack.pid("broker")
-        execution_id = await start(stack)
-        await stack.until_done(execution_id, ITEMS // 2)
-        os.kill(pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-        before = await stack.done(execution_id)
-        assert before < ITEMS, "the loop was over before the broker was killed"
-        await stack.until_done(execution_id, before + 1)
+    pid = stack.pid("broker")
+    execution_id = await start(stack)
+    await stack.until_done(execution_id, ITEMS // 2)
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    before = await stack.done(execution_id)
+    assert before < ITEMS, "the loop was over before the broker was killed"
+    await stack.until_done(execution_id, before + 1)
 
-        took.append(time.monotonic() - killed_at)
-        assert await stack.until_ended(execution_id) == "execution.completed"
-        await assert_each_item_once(stack, execution_id)
-    print(f"went on after {took} s")
+    took = time.monotonic() - killed_at
+    print(f"went on after {took:.2f} s")
+    assert took < RESUME_SECONDS_MAX
+    assert await stack.until_ended(execution_id) == "execution.completed"
+    await assert_each_item_once(stack, execution_id)
 
 
 async def test_a_broker_that_slept_through_its_lease_writes_nothing(stack: Stack) -> None:

@@ -20,7 +20,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from chaos import mixed_load
-from chaos.mixed_load import Key, Log, Run
+from chaos.mixed_load import Key, Log
 from chaos.stack import Stack, running_stack
 from chaos.test_placement import another_worker, until_ready
 from flow.conftest import PATIENT_LEASES
@@ -34,7 +34,7 @@ SPEED_MIN = 0.35
 """What is left of the throughput of a loop without NATS, at least. Measured: 0.9 to 2, because the
 rest of the load is over by then."""
 STEP_SECONDS_MAX = 0.6
-"""What a step of a chain takes longer without NATS, beside the load, at most; measured: 0.1 s."""
+"""A step of a chain without NATS, beside the load; measured: 0.1 to 0.2 s."""
 LINES_PER_SECOND_MAX = 5.0
 
 
@@ -74,7 +74,7 @@ def _said(line: str) -> str:
 
 @pytest.mark.parametrize("way", ["ends", "freezes"])
 async def test_a_nats_that_never_comes_back_changes_nothing_but_time(
-    own_nats: NatsServer, api: str, undisturbed: Run, tmp_path: Path, way: str
+    own_nats: NatsServer, api: str, usual: Log, tmp_path: Path, way: str
 ) -> None:
     with running(tmp_path, own_nats.url, api) as flow:
         await mixed_load.prepare(flow)
@@ -89,12 +89,11 @@ async def test_a_nats_that_never_comes_back_changes_nothing_but_time(
         await assert_epochs_are_recorded(flow.stack)
         await flow.stack.client.aclose()
 
-    assert run.log == undisturbed.log
+    assert run.log == usual
     if way == "ends":
         before, after = run.loop_rates
         assert after > SPEED_MIN * before
-        longer_seconds = run.chain_seconds - undisturbed.chain_seconds
-        assert longer_seconds < STEP_SECONDS_MAX * mixed_load.CHAIN
+        assert run.chain_seconds < STEP_SECONDS_MAX * mixed_load.CHAIN
 
 
 async def test_a_killed_broker_and_a_killed_worker_are_replaced_while_nats_is_away(
@@ -216,7 +215,7 @@ async def test_the_fast_road_is_taken_again_when_nats_is_back(
             slow = await batches(port, "inbox") - by_inbox
             assert fast > 0
             # A publication that a busy machine does not hear of in time takes the slow road, too.
-            assert slow < 0.1 * fast, "the slow road is taken still"
+            assert slow < 0.02 * fast, "the slow road is taken still"
         await stack.client.aclose()
 
     assert away.log == run.log == back.log == usual

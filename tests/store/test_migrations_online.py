@@ -81,18 +81,6 @@ async def has_column(conn: Connection | Pool, table: str, column: str) -> bool:
 async def test_a_long_transaction_delays_the_migration_and_nobody_else(
     connect: Connect, conn: Connection, tmp_path: Path
 ) -> None:
-    longest: list[float] = []
-    while min(longest, default=60.0) >= 1.0:
-        # For a while the machine may be somebody else's, but not three times.
-        assert len(longest) < 3, longest
-        longest.append(await longest_wait_behind_a_long_transaction(connect, conn, tmp_path))
-        await conn.execute("ALTER TABLE noetl.command DROP COLUMN extra")
-        await forget(conn, "0100_sample.sql")
-
-
-async def longest_wait_behind_a_long_transaction(
-    connect: Connect, conn: Connection, tmp_path: Path
-) -> float:
     blocker, reader = await connect(), await connect()
     blocking = blocker.transaction()
     await blocking.start()
@@ -109,10 +97,10 @@ async def longest_wait_behind_a_long_transaction(
     await blocking.rollback()
 
     assert await migrating == ["0100_sample.sql"]
+    assert longest < 1.0
     waits = [progress.text for progress in told if progress.is_waiting]
     assert str(blocker.get_server_pid()) in waits[-1]
     assert "idle in transaction" in waits[-1]
-    return longest
 
 
 @pytest.mark.slow
@@ -121,26 +109,11 @@ async def test_several_statements_together_keep_the_others_waiting_no_longer_tha
     connect: Connect, conn: Connection, tmp_path: Path
 ) -> None:
     """The locks of the first are held while the next ones wait for theirs."""
-    longest: list[float] = []
-    while min(longest, default=60.0) >= 1.5:
-        # For a while the machine may be somebody else's, but not three times.
-        assert len(longest) < 3, longest
-        longest.append(await longest_wait_behind_statements_together(connect, conn, tmp_path))
-        for table in TOGETHER:
-            await conn.execute(f"ALTER TABLE noetl.{table} DROP COLUMN extra")
-        await forget(conn, "0100_sample.sql")
-
-
-TOGETHER = ("command", "timer", "inbox", "result_ref")
-
-
-async def longest_wait_behind_statements_together(
-    connect: Connect, conn: Connection, tmp_path: Path
-) -> float:
     reader = await connect()
-    _, *blocked = TOGETHER
+    blocked = ("timer", "inbox", "result_ref")
+    tables = ("command", *blocked)
     held = asyncio.Barrier(len(blocked) + 1)
-    sql = "\n".join(f"ALTER TABLE noetl.{table} ADD COLUMN extra text;" for table in TOGETHER)
+    sql = "\n".join(f"ALTER TABLE noetl.{table} ADD COLUMN extra text;" for table in tables)
 
     async def hold(table: str, seconds: float) -> None:
         async with held_open(connect, table):
@@ -156,8 +129,7 @@ async def longest_wait_behind_statements_together(
     await asyncio.gather(*holds)
 
     assert await migrating == ["0100_sample.sql"]
-    assert longest > 0.5, "nobody had to wait: this has shown nothing"
-    return longest
+    assert 0.5 < longest < 1.5
 
 
 async def test_a_migration_that_gets_no_lock_gives_up_and_says_who_is_in_the_way(
@@ -403,8 +375,7 @@ async def test_an_autovacuum_that_is_in_the_way_is_ended(
     begun = time.monotonic()
     directory = write(tmp_path, "ALTER TABLE noetl.metric ADD COLUMN extra text;")
     assert await migrate(conn, directory=directory) == ["0100_sample.sql"]
-    # By itself it would end after many minutes.
-    assert time.monotonic() - begun < 20.0
+    assert time.monotonic() - begun < 3.0
     await conn.close()
 
 
@@ -424,10 +395,6 @@ async def test_a_database_fits_the_version_that_knows_all_its_migrations(
     assert await fit(conn) == ([], ["0100_sample.sql"])
     assert (await status(conn))[-1].standing == "newer"
     await conn.close()
-
-
-async def forget(conn: Connection, name: str) -> None:
-    await conn.execute("DELETE FROM noetl.schema_migration WHERE name = $1", name)
 
 
 async def ours(conn: Connection, directory: Path) -> list[MigrationState]:

@@ -218,7 +218,7 @@ async def test_a_function_that_does_not_stop_is_left_to_itself(
     status, problem = await ask(asking_briefly, "SELECT array_fill(1, ARRAY[250000000])")
 
     assert status == 422, problem
-    assert time.monotonic() - begun < BRIEF.seconds + 10
+    assert time.monotonic() - begun < BRIEF.seconds + 3
     assert (await ask(asking, "SELECT 1"))[0] == 200
 
 
@@ -239,7 +239,7 @@ async def test_a_question_that_hears_of_no_cancel_is_left_to_itself(
         status, problem = await asked
 
         assert status == 422, problem
-        assert time.monotonic() - begun < BRIEF.seconds + 10
+        assert time.monotonic() - begun < BRIEF.seconds + 3
         assert (await ask(patient, "SELECT 1"))[0] == 200
 
 
@@ -256,7 +256,7 @@ async def test_questions_that_take_long_keep_nobody_else_waiting(
         answers = [await one for one in slow]
 
         assert ready.status_code == 200
-        assert waited < 3
+        assert waited < 1
         assert sorted(status for status, _ in answers) == [422] * 2 + [429] * 10
         assert (await ask(client, "SELECT 1"))[0] == 200
 

@@ -44,7 +44,7 @@ async def start(service: Service[ReaperConfig]) -> None:
     commands: Reported[CommandKey] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     executions: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     timers: Reported[DueTimer] = Reported(repeat_seconds=config.reaper_repeat_seconds)
-    losers: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
+    incomplete: Reported[ExecutionId] = Reported(repeat_seconds=config.reaper_repeat_seconds)
     lost = LostCommands()
     limit = config.reaper_batch_size
     wake_timers = asyncio.Event()
@@ -65,7 +65,7 @@ async def start(service: Service[ReaperConfig]) -> None:
 
     async def unqueued() -> None:
         # Never at once again: between two looks the projection must have had time to come along.
-        await sweep_queue(pool, bus, losers, lost, leads=leader.is_leader, limit=limit)
+        await sweep_queue(pool, bus, incomplete, lost, leads=leader.is_leader, limit=limit)
 
     async def flags() -> int:
         if not leader.is_leader:
